@@ -1,0 +1,1 @@
+"""How a module can run: one file per backend behind one base class and registry."""

@@ -1,0 +1,74 @@
+"""Finds backends by name: the built-in ones, those registered here, and those of installed packages."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+
+from ..errors import BackendUnavailable, PlanError
+from ..schema import Candidate
+from .base import Availability, Backend
+
+_BUILTIN = {
+    "eager": "eager:TorchEagerBackend",
+    "onnxruntime": "onnxruntime:ONNXRuntimeBackend",
+    "inductor": "inductor_jit:TorchInductorJitBackend",
+}
+_registered: dict[str, type[Backend]] = {}
+
+
+def register(backend: type[Backend]) -> type[Backend]:
+    """Make a backend known by its name in this process; usable as a decorator."""
+    _registered[backend.name] = backend
+    return backend
+
+
+def unregister(name: str) -> None:
+    """Forget a backend registered in this process; unknown names are ignored."""
+    _registered.pop(name, None)
+
+
+def names() -> list[str]:
+    """All known backend names, built-in ones first."""
+    external = [e.name for e in entry_points(group="aitune_lab.backends")]
+    return list(dict.fromkeys([*_BUILTIN, *_registered, *external]))
+
+
+def get(name: str) -> type[Backend]:
+    """The backend class of that name. Raises PlanError that lists the known names."""
+    if name in _registered:
+        return _registered[name]
+    if name in _BUILTIN:
+        module, _, cls = _BUILTIN[name].partition(":")
+        found: type[Backend] = getattr(importlib.import_module(f"{__package__}.{module}"), cls)
+        return found
+    for entry in entry_points(group="aitune_lab.backends"):
+        if entry.name == name:
+            loaded: type[Backend] = entry.load()
+            return loaded
+    raise PlanError(f"backend must be one of {names()}, but got {name!r}")
+
+
+def of(candidate: Candidate) -> Backend:
+    """The backend instance that builds a candidate. Raises PlanError for unknown names and options."""
+    return get(candidate.backend).of(candidate)
+
+
+def availability() -> dict[str, Availability]:
+    """For every known backend, whether it can run here, why not, and the cure."""
+    result = {}
+    for name in names():
+        try:
+            result[name] = get(name).available()
+        except Exception as error:  # a third-party backend must not break the list
+            result[name] = Availability(False, f"its package fails to load: {error}")
+    return result
+
+
+def require(name: str) -> type[Backend]:
+    """The backend class, if it can run here. Raises BackendUnavailable with reason and cure."""
+    backend = get(name)
+    state = backend.available()
+    if not state.ok:
+        raise BackendUnavailable(f"backend {name!r} cannot run here: {state.reason}. {state.cure}".rstrip())
+    return backend

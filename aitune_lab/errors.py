@@ -1,0 +1,52 @@
+"""Every error that aitune_lab raises on purpose.
+
+Messages say what happened, with which values, and what to do next. All derive from `AituneError`,
+so that `except ait.AituneError` catches whatever the library itself refuses and nothing else.
+"""
+
+from __future__ import annotations
+
+
+class AituneError(Exception):
+    """Base of all errors raised by aitune_lab."""
+
+
+class TargetError(AituneError):
+    """The target cannot be inspected or tuned as it stands (no modules, unknown path, already tuned)."""
+
+
+class DataError(AituneError):
+    """The data is empty, not understood, or the target rejected it."""
+
+
+class PlanError(AituneError):
+    """A rule of the plan names something that doesn't exist, contradicts another rule, or is out of tolerance."""
+
+
+class BackendUnavailable(AituneError):
+    """A backend was asked for that cannot run here; the message holds the reason and the cure."""
+
+
+class BuildError(AituneError):
+    """A candidate could not be built; the reason is kept in its trial."""
+
+
+class Refused(BuildError):
+    """A candidate cannot keep what the module does (randomness, state, aliasing, …), so it is not tried."""
+
+
+class SignatureMiss(AituneError):
+    """A call fits no tuned signature and the user asked for an error instead of the original module."""
+
+
+class CheckpointError(AituneError):
+    """A `.ait` file is damaged, of another format version, or does not belong to this target."""
+
+
+class MissingDependency(AituneError, ImportError):
+    """An optional package is needed for what was asked; the message holds the install command."""
+
+    def __init__(self, package: str, purpose: str, install: str) -> None:
+        super().__init__(f"{purpose} needs the package {package!r}, which is not installed. Install it with: {install}")
+        self.package = package
+        self.install = install
