@@ -1,0 +1,121 @@
+"""Find which inference backend is really fastest for each part of a PyTorch model, and prove that it is still right.
+
+Every public name is imported at its first use, so that `import aitune_lab` is cheap and starts nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backends.eager import TorchEagerBackend, TorchEagerConfig
+    from .backends.inductor_jit import TorchInductorJitBackend, TorchInductorJitConfig
+    from .backends.onnxruntime import ONNXRuntimeBackend, ONNXRuntimeConfig
+    from .capture.inspector import inspect
+    from .capture.signature import BatchDim, DynamicDim
+    from .checkpoint import check, load, save, show
+    from .errors import (
+        AituneError,
+        BackendUnavailable,
+        BuildError,
+        CheckpointError,
+        DataError,
+        MissingDependency,
+        PlanError,
+        Refused,
+        SignatureMiss,
+        TargetError,
+    )
+    from .runtime.installed import refresh, stats
+    from .schema import Limits, Plan, Rule, Tolerance
+    from .tuning.api import Module, tune, unwrap, wrap
+    from .tuning.strategies import (
+        FirstWinsStrategy,
+        HighestThroughputStrategy,
+        LatencyBudgetStrategy,
+        MaxThroughputStrategy,
+        MinLatencyStrategy,
+        OneBackendStrategy,
+        ParetoStrategy,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AituneError",
+    "BackendUnavailable",
+    "BatchDim",
+    "BuildError",
+    "CheckpointError",
+    "DataError",
+    "DynamicDim",
+    "FirstWinsStrategy",
+    "HighestThroughputStrategy",
+    "LatencyBudgetStrategy",
+    "Limits",
+    "MaxThroughputStrategy",
+    "MinLatencyStrategy",
+    "MissingDependency",
+    "Module",
+    "ONNXRuntimeBackend",
+    "ONNXRuntimeConfig",
+    "OneBackendStrategy",
+    "ParetoStrategy",
+    "Plan",
+    "PlanError",
+    "Refused",
+    "Rule",
+    "SignatureMiss",
+    "TargetError",
+    "Tolerance",
+    "TorchEagerBackend",
+    "TorchEagerConfig",
+    "TorchInductorJitBackend",
+    "TorchInductorJitConfig",
+    "__version__",
+    "check",
+    "inspect",
+    "load",
+    "refresh",
+    "save",
+    "show",
+    "stats",
+    "tune",
+    "unwrap",
+    "wrap",
+]
+
+_NAMES_OF = {
+    "backends.eager": "TorchEagerBackend TorchEagerConfig",
+    "backends.inductor_jit": "TorchInductorJitBackend TorchInductorJitConfig",
+    "backends.onnxruntime": "ONNXRuntimeBackend ONNXRuntimeConfig",
+    "capture.inspector": "inspect",
+    "capture.signature": "BatchDim DynamicDim",
+    "checkpoint": "check load save show",
+    "errors": (
+        "AituneError BackendUnavailable BuildError CheckpointError DataError MissingDependency PlanError Refused "
+        "SignatureMiss TargetError"
+    ),
+    "runtime.installed": "refresh stats",
+    "schema": "Limits Plan Rule Tolerance",
+    "tuning.api": "Module tune unwrap wrap",
+    "tuning.strategies": (
+        "FirstWinsStrategy HighestThroughputStrategy LatencyBudgetStrategy MaxThroughputStrategy MinLatencyStrategy "
+        "OneBackendStrategy ParetoStrategy"
+    ),
+}
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{module}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
