@@ -1,0 +1,1 @@
+"""What is there: the module tree, recorded calls, and their signatures."""

@@ -1,0 +1,246 @@
+"""Records the calls that modules get while the user's data runs through the target, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import DataError
+from ..schema import Node, Point
+from .calls import CallForm
+from .interrupts import guarded
+from .state import version_of
+from .structure import Flat, flatten, flatten_call, is_tensor, unflatten_call
+from .swap import SwappedMethod, original_method, restore, swap
+
+
+@dataclass
+class Sample:
+    """One recorded call: inputs cloned apart from the user's and from each other.
+
+    `leaves` are tensors (detached clones, on their device), numpy arrays, values and copies of opaque objects, in
+    the order of `node`. `random_state` is torch's CPU random state before the call.
+    """
+
+    node: Node
+    leaves: list[Any]
+    point: Point = Point()
+    random_state: torch.Tensor | None = None
+    synthetic: bool = False
+
+    def call(self, *, fresh: bool = False) -> dict[str, Any]:
+        """The normalised call; `fresh` clones everything that a call might change."""
+        return unflatten_call(self.node, [clone_leaf(x) for x in self.leaves] if fresh else self.leaves)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensor leaves in the signature's order, numpy arrays as tensors."""
+        return [as_tensor(x) for x in self.leaves if is_tensor(x) or isinstance(x, np.ndarray)]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.tensors())
+
+
+def as_tensor(leaf: Any) -> torch.Tensor:
+    """A tensor leaf as it is, a numpy array as a tensor on the same memory."""
+    return torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def clone_leaf(leaf: Any) -> Any:
+    """A copy that shares nothing with the leaf. Raises DataError for an object that can't be copied."""
+    if is_tensor(leaf):
+        # A plain tensor even when recorded in inference mode, so that it can be used in every mode.
+        with torch.inference_mode(False), torch.no_grad():
+            return torch.empty_like(leaf).copy_(leaf)
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    if isinstance(leaf, torch.Generator):
+        made = torch.Generator(leaf.device)
+        made.set_state(leaf.get_state())
+        return made
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            return copy.deepcopy(leaf)
+    except Exception as error:
+        raise DataError(f"an argument of class {type(leaf).__name__} cannot be copied for recording: {error}") from error
+
+
+@dataclass
+class CallShape:
+    """All calls of one concrete shape: how many, the samples kept, what was seen around them."""
+
+    node: Node
+    calls: int = 0
+    seconds: float = 0.0
+    samples: list[Sample] = field(default_factory=list)
+    outputs: list[Flat] = field(default_factory=list)
+    """Structure and leaves of outputs; tensor leaves are empty tensors of the same shape and dtype."""
+    mutated: set[str] = field(default_factory=set)
+    batch: int | None = None
+    grad_modes: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Recording:
+    """The calls of one method of one module, by concrete shape."""
+
+    path: str
+    module: torch.nn.Module
+    method: str
+    form: CallForm
+    shapes: dict[Any, CallShape] = field(default_factory=dict)
+    problem: str | None = None
+    """Why calls of this method can't be recorded (so the method can't be tuned)."""
+
+    @property
+    def calls(self) -> int:
+        return sum(shape.calls for shape in self.shapes.values())
+
+
+def autocast_state() -> tuple[tuple[str, str], ...]:
+    """Device types with autocast on, each with its dtype."""
+    if not torch._C._is_any_autocast_enabled():
+        return ()
+    devices = ["cpu", "cuda"]
+    return tuple(
+        (d, str(torch.get_autocast_dtype(d)).removeprefix("torch.")) for d in devices if torch.is_autocast_enabled(d)
+    )
+
+
+def grad_mode() -> str:
+    if torch.is_inference_mode_enabled():
+        return "inference"
+    return "grad" if torch.is_grad_enabled() else "no_grad"
+
+
+def _leaf_key(leaf: Any) -> Any:
+    if is_tensor(leaf):
+        return leaf.dtype, leaf.shape, leaf.device, leaf.layout
+    if isinstance(leaf, np.ndarray):
+        return leaf.dtype.str, leaf.shape, "numpy"
+    from .structure import is_value, type_key, value_text
+
+    return (type_key(type(leaf)), value_text(leaf)) if is_value(leaf) else type_key(type(leaf))
+
+
+class Recorder:
+    """Records calls of given methods while the target runs.
+
+    Samples are bounded by number (per concrete shape) and by bytes (in all); beyond that calls are only counted.
+    Nested calls of another recorded method are recorded too; a method that calls itself is recorded once.
+    """
+
+    def __init__(self, units: Iterable[tuple[str, torch.nn.Module, str]], *, samples: int = 2, max_bytes: int = 1 << 30):
+        self.recordings = [
+            Recording(path, module, method, CallForm(original_method(module, method))) for path, module, method in units
+        ]
+        self.samples = samples
+        self.bytes_left = max_bytes
+        self.batch: int | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def recording(self) -> Iterator[Recorder]:
+        """Record while entered. Whatever happens inside, the modules are as before afterwards."""
+        entries: list[SwappedMethod] = []
+        with guarded() as guard:
+            try:
+                for recording in self.recordings:
+                    entries.append(self._install(recording))
+                guard.allowed = True
+                yield self
+            finally:
+                guard.allowed = False
+                for entry in reversed(entries):
+                    restore(entry)
+
+    def _install(self, recording: Recording) -> SwappedMethod:
+        holder: list[SwappedMethod] = []
+        active = threading.local()
+
+        def record(*args: Any, **kwargs: Any) -> Any:
+            original = holder[0].original()
+            if getattr(active, "inside", False) or torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            active.inside = True
+            try:
+                return self._record(recording, original, args, kwargs)
+            finally:
+                active.inside = False
+
+        holder.append(swap(recording.module, recording.method, record))
+        return holder[0]
+
+    def _record(self, recording: Recording, original: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        try:
+            call = recording.form.normalize(args, kwargs)
+            flat = flatten_call(call)
+            key = (recording.method, flat.node, tuple(_leaf_key(x) for x in flat.leaves), autocast_state())
+        except Exception as error:
+            # The user's own call decides whether this is an error.
+            result = original(*args, **kwargs)
+            recording.problem = recording.problem or f"a call could not be recorded: {error}"
+            return result
+        with self._lock:
+            shape = recording.shapes.setdefault(key, CallShape(flat.node))
+            room = len(shape.samples) < self.samples
+        sample = self._sample(recording, flat) if room else None
+        versions = [version_of(x) if is_tensor(x) else None for x in flat.leaves]
+        start = time.perf_counter()
+        result = original(*args, **kwargs)
+        seconds = time.perf_counter() - start
+        with self._lock:
+            shape.calls += 1
+            shape.seconds += seconds
+            shape.batch = self.batch
+            shape.grad_modes.add(grad_mode())
+            if sample is not None and len(shape.samples) < self.samples:
+                shape.samples.append(sample)
+                shape.outputs.append(_emptied(flatten(result)))
+                for path, leaf, before, version in zip(flat.paths, flat.leaves, sample.leaves, versions, strict=True):
+                    if version is not None and _changed(leaf, before, version):
+                        shape.mutated.add(path)
+        return result
+
+    def _sample(self, recording: Recording, flat: Flat) -> Sample | None:
+        size = sum(x.numel() * x.element_size() for x in flat.leaves if is_tensor(x))
+        first = not any(shape.samples for shape in recording.shapes.values())
+        if size > self.bytes_left and not first:
+            return None
+        try:
+            leaves = [clone_leaf(x) for x in flat.leaves]
+        except DataError as error:
+            recording.problem = str(error)
+            return None
+        self.bytes_left -= size
+        return Sample(flat.node, leaves, random_state=torch.get_rng_state())
+
+
+def _changed(leaf: torch.Tensor, before: torch.Tensor, version: int) -> bool:
+    if version != -1 and leaf._version == version:
+        return False
+    return not same_values(leaf, before)
+
+
+def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal element by element, NaN equal to NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _emptied(flat: Flat) -> Flat:
+    leaves = [torch.empty_like(x, device="meta") if is_tensor(x) and x.layout is torch.strided else x for x in flat.leaves]
+    return Flat(flat.node, leaves, flat.paths)
+
+
+def samples_of(recordings: Sequence[Recording]) -> list[Sample]:
+    return [s for r in recordings for shape in r.shapes.values() for s in shape.samples]
