@@ -60,4 +60,4 @@ def test_type_checkers_see_the_names_that_exist() -> None:
 
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'tuned'"):
-        aitune_lab.tuned  # noqa: B018
+        aitune_lab.tuned
