@@ -8,6 +8,7 @@ diffusers), `UserDict`s, and whatever is registered with torch's pytree.
 
 from __future__ import annotations
 
+import ast
 import collections
 import dataclasses
 import enum
@@ -241,3 +242,26 @@ def describe_leaf(value: Any, path: str) -> Leaf:
     if is_value(value):
         return ValueLeaf(path, type_key(type(value)), value_text(value))
     return OpaqueLeaf(path, type_key(type(value)))
+
+
+def value_from_text(type_name: str, text: str) -> Any:
+    """The value of a value leaf. Raises ValueError for one that can't be made from its text in this process."""
+    if type_name.partition("#")[0] in {f"builtins:{t.__name__}" for t in _PRIMITIVES}:
+        if text in ("nan", "inf", "-inf"):
+            return float(text)
+        return complex(text) if type_name == "builtins:complex" else ast.literal_eval(text)
+    cls = resolve_type(type_name)
+    if cls is torch.Size:
+        return torch.Size(ast.literal_eval(text.removeprefix("torch.Size(").removesuffix(")")))
+    if cls is torch.device:
+        return torch.device(*ast.literal_eval("(" + text.removeprefix("device(").removesuffix(")").replace("type=", "").replace("index=", "") + ",)"))
+    if cls in (torch.dtype, torch.layout, torch.memory_format):
+        return getattr(torch, text.removeprefix("torch."))
+    if cls is not None and issubclass(cls, enum.Enum):
+        return cls[text.rpartition(".")[2]]
+    if cls is not None and issubclass(cls, np.generic):
+        return cls(ast.literal_eval(text))  # type: ignore[call-arg]
+    if cls is range or cls is slice:
+        arguments = ast.literal_eval("(" + text.partition("(")[2].removesuffix(")") + ",)")
+        return cls(*arguments)
+    raise ValueError(f"a value of type {type_name} cannot be made from {text!r}")
