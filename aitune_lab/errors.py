@@ -43,6 +43,10 @@ class CheckpointError(AituneError):
     """A `.ait` file is damaged, of another format version, or does not belong to this target."""
 
 
+class StoreError(AituneError):
+    """The cache folder cannot be made, is not writable, or belongs to somebody else."""
+
+
 class MissingDependency(AituneError, ImportError):
     """An optional package is needed for what was asked; the message holds the install command."""
 

@@ -2,7 +2,7 @@
 
 from .codec import from_data, from_json, to_data, to_json
 from .event import Event, EventKind
-from .manifest import FORMAT_VERSION, Entry, Fingerprint, Manifest, ModuleIdentity, SavedChoice
+from .manifest import FORMAT_VERSION, Entry, Fingerprint, GoldenSample, Manifest, ModuleIdentity, SavedChoice
 from .plan import Choice, Limits, Plan, Rule, StrategyConfig, Tolerance
 from .signature import (
     LEAF,
@@ -47,6 +47,7 @@ __all__ = [
     "EventKind",
     "Facts",
     "Fingerprint",
+    "GoldenSample",
     "Leaf",
     "LeafDifference",
     "Limits",

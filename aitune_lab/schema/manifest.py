@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .plan import Choice, Plan
-from .signature import Signature
+from .signature import Leaf, Node, Point, Signature
 from .trial import Trial
 
 FORMAT_VERSION = 1
@@ -56,8 +56,26 @@ class ModuleIdentity:
 
 
 @dataclass(frozen=True)
+class GoldenSample:
+    """The structure of one call kept for the self-test: inputs, and the outputs that eager gave when saved.
+
+    Leaves have concrete dimensions. Tensors stand in the choice's golden file under `<index>.in.<leaf>` and
+    `<index>.out.<leaf>`, counted over samples and leaves; other leaves stand here by value.
+    """
+
+    point: Point
+    inputs: Node
+    leaves: tuple[Leaf, ...]
+    outputs: Node
+    output_leaves: tuple[Leaf, ...]
+
+
+@dataclass(frozen=True)
 class SavedChoice:
-    """One (module, signature) of the archive with everything needed to load, explain and check it."""
+    """One (module, signature) of the archive with everything needed to load, explain and check it.
+
+    `artifact` and `golden` name entries: the backend's files below `folder`, and the tensors of `samples`.
+    """
 
     choice: Choice
     signature: Signature
@@ -66,6 +84,8 @@ class SavedChoice:
     golden: tuple[str, ...] = ()
     live_weights: bool = False
     recompiles: bool = False
+    folder: str = ""
+    samples: tuple[GoldenSample, ...] = ()
 
 
 @dataclass(frozen=True)

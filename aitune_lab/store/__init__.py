@@ -1,0 +1,1 @@
+"""What aitune_lab keeps on this machine."""
