@@ -11,6 +11,10 @@ class AituneError(Exception):
     """Base of all errors raised by aitune_lab."""
 
 
+class AituneWarning(UserWarning):
+    """Something a user should know that stops nothing: a call that ran the original module, weights that changed."""
+
+
 class TargetError(AituneError):
     """The target cannot be inspected or tuned as it stands (no modules, unknown path, already tuned)."""
 

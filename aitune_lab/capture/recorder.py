@@ -149,8 +149,9 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
-        """Record while entered. Whatever happens inside, the modules are as before afterwards."""
+        """Record calls from this thread while entered; other threads run the original. Whatever happens inside, the modules are as before afterwards."""
         entries: list[SwappedMethod] = []
+        self._thread = threading.get_ident()
         with guarded() as guard:
             try:
                 for recording in self.recordings:
@@ -163,21 +164,21 @@ class Recorder:
                     restore(entry)
 
     def _install(self, recording: Recording) -> SwappedMethod:
-        holder: list[SwappedMethod] = []
-        active = threading.local()
+        # What lies beneath a dispatch already installed: a second tuning records the original, not the first one.
+        original = original_method(recording.module, recording.method)
+        inside = False
 
         def record(*args: Any, **kwargs: Any) -> Any:
-            original = holder[0].original()
-            if getattr(active, "inside", False) or torch.compiler.is_compiling():
+            nonlocal inside
+            if threading.get_ident() != self._thread or inside or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
-            active.inside = True
+            inside = True
             try:
                 return self._record(recording, original, args, kwargs)
             finally:
-                active.inside = False
+                inside = False
 
-        holder.append(swap(recording.module, recording.method, record))
-        return holder[0]
+        return swap(recording.module, recording.method, record)
 
     def _record(self, recording: Recording, original: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         try:

@@ -59,11 +59,9 @@ class _Lifted:
         self.entries = module.__dict__
 
     def __enter__(self) -> None:
-        self.taken = {}
-        self.keys = list(self.entries)
-        for name in self.keys:
-            value = self.entries[name]
-            if isinstance(value, (SwappedMethod, _CopyHook)):
+        self.taken: dict[str, Any] = {}
+        for name, value in list(self.entries.items()):
+            if isinstance(value, (SwappedMethod, _CopyHook, _RefuseReplicas)):
                 self.taken[name] = value
                 if isinstance(value, SwappedMethod) and value.previous is not None:
                     self.entries[name] = value.previous

@@ -57,6 +57,16 @@ def modules_of(target: Any) -> dict[str, torch.nn.Module]:
     return {item.paths[0]: item.module for item in find_modules(target)}
 
 
+def unit_path(path: str, method: str) -> str:
+    """What a tunable method goes by: its module's path for `forward`, else with the method's name: `vae.encode`."""
+    return path if method == "forward" else ".".join(p for p in (path, method) if p)
+
+
+def module_path(unit: str, method: str) -> str:
+    """The inverse of `unit_path`: the path of the module that has the method."""
+    return unit if method == "forward" else unit[: -len(method)].rstrip(".")
+
+
 def _loose(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """What a module holds beside its registered children: lists, dicts and objects in plain attributes."""
     for name, value in vars(module).items():

@@ -1,0 +1,1 @@
+"""What a tuned call goes through."""

@@ -1,0 +1,287 @@
+"""The dispatch of one tuned method: which executable a call goes to, and when the original runs instead."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from ..capture.calls import CallForm
+from ..capture.recorder import autocast_state
+from ..capture.structure import flatten_call, is_tensor, value_text
+from ..capture.swap import SwappedMethod, original_method, restore, swap
+from ..errors import AituneWarning, SignatureMiss
+from ..schema import OpaqueLeaf, Signature, TensorLeaf, ValueLeaf, leaf_label
+from .codegen import FunctionWriter
+from .guard import TensorCheck
+from .weights import WeightWatch, content_digest
+
+if TYPE_CHECKING:
+    from .installed import InstalledExecutable
+
+MAX_REASONS = 32
+EXPLAINED_MISSES = 200
+GRADIENTS = "gradients are wanted here; call it under torch.inference_mode() or torch.no_grad() to use the tuned executable"
+
+
+class Counter:
+    """Counts calls exactly from any thread for 0.05 µs each (`next` of an `itertools.count` is atomic)."""
+
+    def __init__(self) -> None:
+        self.count = itertools.count()
+        self._reads = 0
+        self._lock = threading.Lock()
+
+    def value(self) -> int:
+        with self._lock:
+            self._reads += 1
+            return next(self.count) - self._reads + 1
+
+
+@dataclass
+class Entry:
+    """One signature's executable inside a dispatch."""
+
+    installed: InstalledExecutable
+    hits: Counter = field(default_factory=Counter)
+    digest: str | None = None
+    """Content digest of the weights that the executable has baked; None if it reads them live."""
+    stale: bool = False
+
+
+class MethodDispatch:
+    """Swaps one method of one module for generated code that dispatches to executables.
+
+    The rule: a call gives what the original gives, or runs the original. Thread-safe and reentrant.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        method: str,
+        name: str,
+        installed: list[InstalledExecutable],
+        *,
+        on_miss: Literal["original", "error"] = "original",
+        weights: Literal["watched", "frozen"] = "watched",
+    ) -> None:
+        self.module, self.method, self.name, self.on_miss = module, method, name, on_miss
+        self.form = CallForm(original_method(module, method))
+        self.entries = [Entry(item) for item in installed]
+        self.misses = Counter()
+        self.to_original: dict[str, int] = {}
+        self._said: set[str] = set()
+        self._lock = threading.RLock()
+        self.watch = WeightWatch(module) if weights == "watched" else None
+        for entry in self.entries:
+            if self.watch is not None and not entry.installed.executable.live_weights:
+                entry.digest = content_digest(module)
+        self._swap: SwappedMethod | None = None
+        # Generated before anything is swapped: what can't be generated must leave the module as it was.
+        self._call = self._generate()
+
+    def install(self) -> None:
+        if self.watch is not None:
+            self.watch.start()
+        self._swap = swap(self.module, self.method, self._call)
+
+    def uninstall(self) -> None:
+        if self._swap is not None:
+            restore(self._swap)
+            self._swap = None
+        if self.watch is not None:
+            self.watch.stop()
+
+    def beneath(self) -> Callable[..., Any]:
+        """The original method, looked up at each use: the user may put hooks of accelerate on and off."""
+        if self._swap is not None:
+            return self._swap.original()
+        return original_method(self.module, self.method)
+
+    def _generate(self) -> Callable[..., Any]:
+        following: Callable[..., Any] = self._missed
+        for index in reversed(range(len(self.entries))):
+            following = self._generate_entry(index, following, head=index == 0)
+        return following
+
+    def _generate_entry(self, index: int, following: Callable[..., Any], *, head: bool) -> Callable[..., Any]:
+        entry = self.entries[index]
+        signature, executable = entry.installed.signature, entry.installed.executable
+        w = FunctionWriter(self.form)
+        passed = w.forwarded()
+        miss = f"return {w.name(following)}({passed})"
+        original = f"return {w.name(self.beneath)}()({passed})"
+        if head:
+            tests = [
+                f"{w.name(torch.compiler.is_dynamo_compiling)}()",
+                f"{w.name(self.module.__dict__)}['training']",
+                f"{w.name(torch._C._functorch.peek_interpreter_stack)}() is not None",
+                f"{w.name(torch._C._len_torch_dispatch_stack)}()",
+                f"{w.name(torch._C._get_tracing_state)}() is not None",
+            ]
+            w.lines.append(f"if {' or '.join(tests)}: {original}")
+        any_autocast = w.name(torch._C._is_any_autocast_enabled)
+        if signature.autocast:
+            state = w.name(autocast_state)
+            w.lines.append(f"if not {any_autocast}() or {state}() != {signature.autocast!r}: {miss}")
+        else:
+            w.lines.append(f"if {any_autocast}(): {miss}")
+        w.take_apart(signature, miss)
+        tensors = list(w.tensors)
+        if tensors:
+            self._emit_tensor_check(w, signature, tensors, miss)
+        grad = w.name(torch.is_grad_enabled)
+        wanted = w.name(self._wants_gradients)
+        w.lines.append(f"if {grad}() and {wanted}(({''.join(t + ', ' for t in tensors)})): {original}")
+        if self.watch is not None:
+            settled = w.name(self._holds)
+            w.lines.append(f"if not {w.name(self.watch.tick)}() and not {settled}({index}): {original}")
+        w.lines.append(f"{w.name(next)}({w.name(entry.hits.count)})")
+        run = w.name(executable.call)
+        if executable.flat:
+            results = w.name()
+            w.lines.append(f"{results} = {run}({', '.join(tensors)})")
+            output = w.build_outputs(signature, results)
+            w.lines.append(f"return {output}")
+        else:
+            w.lines.append(f"return {run}({passed})")
+        return w.compile(w.lines)
+
+    def _emit_tensor_check(self, w: FunctionWriter, signature: Signature, tensors: list[str], miss: str) -> None:
+        check = TensorCheck(signature)
+        plain, inference = w.name(torch.Tensor), w.name(torch.is_inference_mode_enabled)
+        memo, learn, key, found = w.name(check.memo), w.name(check.learn), w.name(), w.name()
+        all_tensors = ", ".join(tensors)
+        types = " is ".join(f"type({t})" for t in tensors)
+        slow = f"if not {learn}(None, {all_tensors}): {miss}"
+        # Only plain tensors take the fast way; parameters and the like are judged in Python.
+        w.lines.append(f"if {types} is {plain}:")
+        ranks = check.ranks(tensors)
+        if ranks:
+            w.lines.append(f"  if {' or '.join(ranks)}: {miss}")
+        parts = "".join(f"{e}, " for e in check.key_of(tensors))
+        w.lines.append(f"  {key} = ({parts}{inference}())")
+        w.lines.append(f"  {found} = {memo}.get({key})")
+        w.lines.append(f"  if ({found} is None or not {found}({all_tensors})) and not {learn}({key}, {all_tensors}): {miss}")
+        w.lines.append("else:")
+        w.lines.append(f"  {slow}")
+
+    def _wants_gradients(self, tensors: tuple[torch.Tensor, ...]) -> bool:
+        wanted = any(t.requires_grad for t in tensors) or any(p.requires_grad for p in self.module.parameters())
+        if wanted:
+            self._note(GRADIENTS)
+        return wanted
+
+    def _holds(self, index: int) -> bool:
+        """Whether an executable may still be used, after the watch found something."""
+        assert self.watch is not None
+        with self._lock:
+            if self.watch.dirty or not self.watch.look():
+                self._revalidate()
+            entry = self.entries[index]
+            if entry.stale:
+                self._note(
+                    f"{self.watch.found} after tuning: {entry.installed.choice.candidate.label} no longer holds and the "
+                    "original runs; tune again, or put the weights back and call aitune_lab.refresh(target)"
+                )
+            return not entry.stale
+
+    def _revalidate(self) -> None:
+        watch = self.watch
+        assert watch is not None
+        watch.dirty = False
+        if watch.untouched() and not any(entry.stale for entry in self.entries):
+            watch.suspect = False
+            return
+        same_kind = watch.same_kind()
+        baked = any(entry.digest is not None for entry in self.entries)
+        digest = content_digest(self.module) if baked and same_kind else ""
+        for entry in self.entries:
+            executable = entry.installed.executable
+            if entry.digest is None:
+                entry.stale = not same_kind
+            elif entry.digest == digest:
+                entry.stale = False
+            elif same_kind and executable.refresh is not None and executable.refresh():
+                entry.digest, entry.stale = digest, False
+            else:
+                entry.stale = True
+        watch.accept()
+        watch.suspect = watch.dirty or any(entry.stale for entry in self.entries)
+
+    def refresh(self) -> bool:
+        """Look at all weights now. Says whether every executable holds."""
+        if self.watch is None:
+            return True
+        with self._lock:
+            self.watch.mark(self.watch.found or "weights changed")
+            self._revalidate()
+            return not any(entry.stale for entry in self.entries)
+
+    def _note(self, reason: str) -> None:
+        """Count a call that ran the original; warn at the first of each reason."""
+        with self._lock:
+            if len(self.to_original) < MAX_REASONS or reason in self.to_original:
+                self.to_original[reason] = self.to_original.get(reason, 0) + 1
+            first = reason not in self._said and len(self._said) < MAX_REASONS
+            if first:
+                self._said.add(reason)
+        if first:
+            warnings.warn(f"{self.name}: {reason}", AituneWarning, stacklevel=4)
+
+    def _missed(self, *args: Any, **kwargs: Any) -> Any:
+        """A call that fits no signature."""
+        number = next(self.misses.count)
+        if self.on_miss == "error" or number < EXPLAINED_MISSES:
+            reason = self.explain(args, kwargs)
+            if self.on_miss == "error":
+                raise SignatureMiss(
+                    f"{self.name}: the call fits no tuned signature: {reason}. Tuned: {self.signatures()}. "
+                    "Tune with data of this kind, or with on_miss='original'"
+                )
+            with self._lock:
+                if len(self.to_original) < MAX_REASONS or reason in self.to_original:
+                    self.to_original[reason] = self.to_original.get(reason, 0) + 1
+            if number == 0:
+                warnings.warn(
+                    f"{self.name}: a call fits no tuned signature and ran the original module ({reason}); further ones are "
+                    "only counted, see aitune_lab.stats(target)",
+                    AituneWarning,
+                    stacklevel=3,
+                )
+        return self.beneath()(*args, **kwargs)
+
+    def signatures(self) -> str:
+        return "; ".join(entry.installed.signature.label for entry in self.entries)
+
+    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Why a call fits no signature: how it differs from the nearest one."""
+        try:
+            flat = flatten_call(self.form.normalize(args, kwargs))
+        except TypeError as error:
+            return str(error)
+        reasons = [self._differs(entry.installed.signature, flat) for entry in self.entries]
+        return min(reasons, key=lambda r: r[0])[1]
+
+    def _differs(self, signature: Signature, flat: Any) -> tuple[int, str]:
+        """(how far, in words); smaller is nearer."""
+        if autocast_state() != signature.autocast:
+            return 3, f"autocast is {dict(autocast_state()) or 'off'}, tuned with {dict(signature.autocast) or 'off'}"
+        if flat.node != signature.inputs or len(flat.leaves) != len(signature.leaves):
+            given, tuned = list(flat.paths), [leaf.path for leaf in signature.leaves]
+            return 4, f"arguments are {given}, tuned for {tuned}" if given != tuned else "the arguments' classes differ"
+        for path, value, leaf in zip(flat.paths, flat.leaves, signature.leaves, strict=True):
+            if isinstance(leaf, ValueLeaf) and (is_tensor(value) or value_text(value) != leaf.text):
+                shown = "a tensor" if is_tensor(value) else value_text(value)[:80]
+                return 2, f"{path} is {shown}, tuned for {leaf.text}"
+            if isinstance(leaf, OpaqueLeaf) != (not is_tensor(value)) and isinstance(leaf, (OpaqueLeaf, TensorLeaf)):
+                if isinstance(leaf, TensorLeaf) and leaf.holder == "numpy":
+                    continue
+                return 2, f"{path} is a {type(value).__name__}, tuned for {leaf_label(leaf)}"
+        tensors = tuple(torch.as_tensor(x) for x, leaf in zip(flat.leaves, signature.leaves, strict=True) if isinstance(leaf, TensorLeaf))
+        return 1, TensorCheck(signature).problem(tensors) or "the arguments' classes differ"

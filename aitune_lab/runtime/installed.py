@@ -1,0 +1,188 @@
+"""What is installed in a target: tuning and loading write it, save, stats and unwrap read it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from ..backends.base import BuildJob, Executable
+from ..capture.interrupts import guarded
+from ..capture.tree import modules_of
+from ..schema import Choice, Plan, Signature, Trial
+from .dispatch import MethodDispatch
+
+
+@dataclass
+class InstalledExecutable:
+    """The executable of one (module, signature) with what explains and rebuilds it. `job.folder` holds its artifact."""
+
+    choice: Choice
+    signature: Signature
+    trial: Trial | None
+    executable: Executable
+    job: BuildJob
+
+
+@dataclass
+class Installed:
+    """All that is installed on one method of one module."""
+
+    path: str
+    module: torch.nn.Module
+    method: str
+    entries: list[InstalledExecutable]
+    plan: Plan
+    dispatch: MethodDispatch
+
+
+_installed: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, Installed]] = weakref.WeakKeyDictionary()
+
+
+def prepare(
+    module: torch.nn.Module,
+    method: str,
+    path: str,
+    entries: Sequence[InstalledExecutable],
+    plan: Plan,
+    *,
+    on_miss: Literal["original", "error"] = "original",
+    weights: Literal["watched", "frozen"] = "watched",
+) -> Installed:
+    """Generate the dispatch without changing the module. Raises what makes it impossible."""
+    name = f"{type(module).__name__} {path!r}" if path else type(module).__name__
+    dispatch = MethodDispatch(module, method, name, list(entries), on_miss=on_miss, weights=weights)
+    return Installed(path, module, method, list(entries), plan, dispatch)
+
+
+def install_all(prepared: Sequence[Installed]) -> None:
+    """Install everything in one step, in place of what was installed on the same methods. An interrupt waits."""
+    with guarded():
+        for item in prepared:
+            _remove(item.module, item.method)
+        done = []
+        try:
+            for item in prepared:
+                done.append(item)
+                item.dispatch.install()
+                _installed.setdefault(item.module, {})[item.method] = item
+        except BaseException:
+            for item in done:
+                item.dispatch.uninstall()
+                _installed.get(item.module, {}).pop(item.method, None)
+            raise
+
+
+def _remove(module: torch.nn.Module, method: str | None = None) -> None:
+    held = _installed.get(module, {})
+    for name in [method] if method is not None else list(held):
+        item = held.pop(name, None)
+        if item is not None:
+            item.dispatch.uninstall()
+            for entry in item.entries:
+                entry.executable.close()
+    if not held:
+        _installed.pop(module, None)
+
+
+def installed_in(target: Any) -> list[Installed]:
+    """What is installed anywhere in a target, in the order of its modules."""
+    return [item for module in modules_of(target).values() for item in _installed.get(module, {}).values()]
+
+
+def uninstall_all(target: Any) -> None:
+    """Take everything back exactly: the target is as it was before tuning."""
+    with guarded():
+        for module in modules_of(target).values():
+            _remove(module)
+
+
+def refresh(target: Any) -> bool:
+    """Look at the weights of all tuned modules now; True if every executable holds (again).
+
+    Executables whose backend can swap weights take the new ones; the others run the original until tuned again.
+    """
+    return all([item.dispatch.refresh() for item in installed_in(target)])
+
+
+@dataclass(frozen=True)
+class SignatureStats:
+    """Counts of one signature. `uncovered` calls fitted it but ran the original (they would have recompiled)."""
+
+    path: str
+    method: str
+    signature: str
+    candidate: str
+    calls: int
+    uncovered: int
+    stale: bool
+    memory_bytes: int
+
+    @property
+    def dispatched(self) -> int:
+        return self.calls - self.uncovered
+
+
+@dataclass(frozen=True)
+class MethodStats:
+    """Calls of one method that fitted no signature, and how many ran the original for which reason."""
+
+    path: str
+    method: str
+    misses: int
+    to_original: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What tuned calls did since tuning: by signature, and what ran the original and why."""
+
+    signatures: tuple[SignatureStats, ...]
+    methods: tuple[MethodStats, ...]
+
+    @property
+    def dispatched(self) -> int:
+        """Calls that an executable other than eager really answered."""
+        return sum(s.dispatched for s in self.signatures if s.candidate != "eager")
+
+    @property
+    def misses(self) -> int:
+        return sum(m.misses for m in self.methods)
+
+    def __str__(self) -> str:
+        lines = []
+        for s in self.signatures:
+            state = " (stale: runs the original)" if s.stale else ""
+            extra = f", {s.uncovered} of them by the original" if s.uncovered else ""
+            lines.append(f"{s.path or '(model)'}.{s.method}{s.signature}: {s.calls} calls by {s.candidate}{extra}{state}")
+        for m in self.methods:
+            lines.extend(f"{m.path or '(model)'}.{m.method}: {n} by the original: {reason}" for reason, n in m.to_original.items())
+        return "\n".join(lines) or "nothing is tuned here"
+
+
+def stats(target: Any) -> Stats:
+    """Counts of tuned calls in a target, exact from any number of threads."""
+    signatures, methods = [], []
+    for item in installed_in(target):
+        for entry in item.dispatch.entries:
+            held = entry.installed
+            uncovered = held.executable.uncovered() if held.executable.uncovered is not None else 0
+            signatures.append(
+                SignatureStats(
+                    item.path,
+                    item.method,
+                    held.signature.label,
+                    held.choice.candidate.label,
+                    entry.hits.value(),
+                    uncovered,
+                    entry.stale,
+                    held.executable.memory_bytes,
+                )
+            )
+        methods.append(
+            MethodStats(item.path, item.method, item.dispatch.misses.value(), dict(item.dispatch.to_original))
+        )
+    return Stats(tuple(signatures), tuple(methods))
