@@ -34,6 +34,11 @@ def names() -> list[str]:
     return list(dict.fromkeys([*_BUILTIN, *_registered, *external]))
 
 
+def is_imported(name: str) -> bool:
+    """Whether `get(name)` imports nothing but parts of aitune_lab: built-in backends and those registered here."""
+    return name in _BUILTIN or name in _registered
+
+
 def get(name: str) -> type[Backend]:
     """The backend class of that name. Raises PlanError that lists the known names."""
     if name in _registered:
