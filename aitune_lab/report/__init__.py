@@ -1,0 +1,30 @@
+"""What people see of a session: tables as text and HTML, data frames."""
+
+from __future__ import annotations
+
+from .frames import choices_frame, events_frame, modules_frame, trials_frame
+from .text import (
+    CANDIDATE_COLUMNS,
+    MODULE_COLUMNS,
+    Column,
+    candidate_rows,
+    clean,
+    html_table,
+    module_rows,
+    render_table,
+)
+
+__all__ = [
+    "CANDIDATE_COLUMNS",
+    "MODULE_COLUMNS",
+    "Column",
+    "candidate_rows",
+    "choices_frame",
+    "clean",
+    "events_frame",
+    "html_table",
+    "module_rows",
+    "modules_frame",
+    "render_table",
+    "trials_frame",
+]
