@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .checkpoint import check, load, save, show
     from .errors import (
         AituneError,
+        AituneWarning,
         BackendUnavailable,
         BuildError,
         CheckpointError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         PlanError,
         Refused,
         SignatureMiss,
+        StoreError,
         TargetError,
     )
     from .runtime.installed import refresh, stats
@@ -44,6 +46,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AituneError",
+    "AituneWarning",
     "BackendUnavailable",
     "BatchDim",
     "BuildError",
@@ -67,6 +70,7 @@ __all__ = [
     "Refused",
     "Rule",
     "SignatureMiss",
+    "StoreError",
     "TargetError",
     "Tolerance",
     "TorchEagerBackend",
@@ -94,8 +98,8 @@ _NAMES_OF = {
     "capture.signature": "BatchDim DynamicDim",
     "checkpoint": "check load save show",
     "errors": (
-        "AituneError BackendUnavailable BuildError CheckpointError DataError MissingDependency PlanError Refused "
-        "SignatureMiss TargetError"
+        "AituneError AituneWarning BackendUnavailable BuildError CheckpointError DataError MissingDependency PlanError "
+        "Refused SignatureMiss StoreError TargetError"
     ),
     "runtime.installed": "refresh stats",
     "schema": "Limits Plan Rule Tolerance",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +54,17 @@ def seeded() -> None:
 
     random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The user's cache is never read or written, also not by fixtures that live longer than a test."""
+    os.environ["AITUNE_LAB_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def fresh_cache(own_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test starts with an empty cache folder of its own; made when something is stored."""
+    folder = tmp_path.with_name(f"{tmp_path.name}-cache")
+    monkeypatch.setenv("AITUNE_LAB_CACHE_DIR", str(folder))
+    return folder

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import aitune_lab
+from aitune_lab import errors
 
 HEAVY = (
     "IPython anywidget cattrs diffusers ipykernel ipywidgets numpy onnx onnxruntime onnxscript openvino pandas plotly "
@@ -56,6 +57,11 @@ def test_type_checkers_see_the_names_that_exist() -> None:
     seen = {a.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for a in node.names}
     assert seen == aitune_lab._MODULE_OF
     assert {*seen, "__version__"} == set(aitune_lab.__all__)
+
+
+def test_every_error_and_warning_is_public() -> None:
+    raised = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert raised <= set(aitune_lab.__all__)
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
