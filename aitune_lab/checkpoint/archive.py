@@ -305,7 +305,9 @@ class Archive:
         for saved in self.manifest.choices:
             unknown = {*saved.artifact, *saved.golden} - self.entries.keys()
             if unknown:
-                raise self._damaged(f"choice for {saved.choice.path!r} names entries that aren't there: {sorted(unknown)[:5]}")
+                raise self._damaged(
+                    f"choice for {saved.choice.path!r} names entries that aren't there: {sorted(unknown)[:5]}"
+                )
             stray = [name for name in saved.artifact if not PurePosixPath(name).is_relative_to(saved.folder or ".")]
             if stray:
                 raise self._damaged(f"choice for {saved.choice.path!r} has files outside its folder: {stray[:5]}")

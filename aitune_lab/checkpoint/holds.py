@@ -1,0 +1,89 @@
+"""Whether a saved choice holds on this machine: entry by entry, by what its artifact depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..backends import registry
+from ..backends.base import Availability
+from ..errors import PlanError
+from ..schema import Fingerprint, Manifest, SavedChoice
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What stands against using a saved choice here; both empty if nothing does.
+
+    `obstacle` makes it unusable; `doubt` lets it be used once golden samples show that its numbers are right. `code`
+    says that loading it can run code, so that it needs trust first.
+    """
+
+    obstacle: str = ""
+    doubt: str = ""
+    code: bool = False
+
+
+def verdict(saved: SavedChoice, manifest: Manifest, here: Fingerprint, *, trusted: bool) -> Verdict:
+    """Judge a choice by what is installed here.
+
+    Files that hold native code (`runs_code`) are bound to the versions, CPU and GPU that they were built for; files
+    that hold data (`.onnx`) are read by other versions too, but their figures were not measured with those. What is
+    rebuilt at load depends on nothing but its backend. Backends of other packages are imported only if `trusted`: a
+    file must not decide what is imported.
+    """
+    name = saved.choice.candidate.backend
+    flagged = {entry.name for entry in manifest.entries if entry.code}
+    code = any(artifact in flagged for artifact in saved.artifact)
+    if not registry.is_imported(name):
+        if name not in registry.names():
+            return Verdict(f"backend {name!r} is not installed here", code=code)
+        if not trusted:
+            return Verdict(code=True)
+    try:
+        backend = registry.get(name)
+        backend.of(saved.choice.candidate)
+        available = backend.available()
+    except PlanError as error:
+        return Verdict(str(error), code=code)
+    except Exception as error:
+        return Verdict(f"backend {name!r} cannot be imported: {error}", code=code)
+    code = code or (backend.runs_code and not saved.recompiles)
+    if not available.ok:
+        cure = f"; {available.cure}" if available.cure else ""
+        return Verdict(f"backend {name!r} is not available here: {available.reason}{cure}", code=code)
+    kinds = {leaf.device.partition(":")[0] for leaf in saved.signature.tensor_leaves}
+    if "cuda" in kinds and not here.gpus:
+        return Verdict("it was tuned on a GPU, and there is none here", code=code)
+    if saved.recompiles or not saved.artifact:
+        return Verdict(code=code)
+    changed = _changed_versions(saved, available, here)
+    if code:
+        bound = changed + _changed_hardware(manifest.fingerprint, here, gpu="cuda" in kinds)
+        return Verdict(f"it was built for {'; '.join(bound)}" if bound else "", code=True)
+    return Verdict(doubt=f"it was measured with {'; '.join(changed)}" if changed else "")
+
+
+def _changed_versions(saved: SavedChoice, available: Availability, here: Fingerprint) -> list[str]:
+    now: Mapping[str, str] = {"torch": here.torch, **here.packages, **available.versions}
+    recorded = saved.trial.versions if saved.trial is not None else {}
+    return [
+        f"{name} {version}, here is {now[name]}"
+        for name, version in recorded.items()
+        if name in now and now[name] != version
+    ]
+
+
+def _changed_hardware(there: Fingerprint, here: Fingerprint, *, gpu: bool) -> list[str]:
+    found = [
+        f"{what} {old}, here is {new}"
+        for what, old, new in (("machine", there.machine, here.machine), ("system", there.platform, here.platform))
+        if old != new
+    ]
+    lacking = sorted({*there.cpu_flags} - {*here.cpu_flags})
+    if lacking:
+        found.append(f"a CPU with {', '.join(lacking)}, which this one lacks")
+    if gpu and not {*there.compute_capabilities} & {*here.compute_capabilities}:
+        capabilities = "/".join(there.compute_capabilities), "/".join(here.compute_capabilities)
+        found.append(f"compute capability {capabilities[0]}, here is {capabilities[1]}")
+    return found
