@@ -1,0 +1,1 @@
+"""Is it right, is it fast: comparison with eager, a higher-precision reference, and honest timing."""

@@ -1,0 +1,1 @@
+"""Tools for tests of aitune_lab and of backends for it."""
