@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ _EVENT = "seq t kind path signature candidate data".split()
 
 
 def modules_frame(rows: Iterable[Any]) -> pd.DataFrame:
-    """Inspected modules, one row each; `rows` are dataclasses or mappings with `ModuleRow`'s fields."""
+    """Inspected modules, one row each; `rows` are objects or mappings with `ModuleRow`'s fields."""
     return _frame([{name: _cell(row.get(name)) for name in _MODULE} for row in map(as_mapping, rows)], _MODULE)
 
 
@@ -61,10 +60,8 @@ def events_frame(events: Iterable[Event]) -> pd.DataFrame:
 
 
 def as_mapping(row: Any) -> Mapping[str, Any]:
-    """A row as a mapping, whether it is a dataclass or a mapping already."""
-    if isinstance(row, Mapping):
-        return row
-    return {f.name: getattr(row, f.name) for f in dataclasses.fields(row)}
+    """A module's row as a mapping, whether it is a mapping already or an object with these attributes."""
+    return row if isinstance(row, Mapping) else {name: getattr(row, name, None) for name in _MODULE}
 
 
 def _trial_row(trial: Trial, result: PointResult | None) -> dict[str, Any]:

@@ -139,7 +139,9 @@ class Strategy(ABC):
             if verdict is None:
                 pending.append(contender)
         for contender in contenders:
-            if winner is None or contender.label != winner.label:
+            if contender in pending:
+                losers[contender.label] = f"not confirmed: {speed(contender)}, but it was not measured a second time"
+            elif winner is None or contender.label != winner.label:
                 losers[contender.label] = special.get(contender.label) or self.why_lost(contender, winner, context)
         looks = tuple(contender.trial for contender in pending)
         if winner is None:
@@ -168,10 +170,7 @@ class Strategy(ABC):
             return f"not faster than eager: {measured}"
         if self.needs_second_look and context.confirmed.get(label) is False:
             return f"not beyond noise: {measured}, not again in the second look{_p(label, context)}"
-        if winner is None or (
-            self.needs_second_look and context.confirmed.get(label) is None and contender.cost < winner.cost
-        ):
-            return f"not confirmed: {measured}, but it was not measured a second time"
+        assert winner is not None  # else it is pending, failed its second look or has a special reason
         if is_tie(contender, winner):
             return f"as fast as {winner.label} within noise, which is simpler or more exact: {measured}"
         return f"slower than {winner.label}: {measured} against {times(winner.speedup)} times"

@@ -27,8 +27,7 @@ class FirstWinsStrategy(Strategy):
         return [c for c in contenders if c.cost < 1], {}
 
     def enough(self, decision: Decision) -> bool:
-        won = decision.winner.candidate.label not in decision.losers and decision.winner.candidate.backend != "eager"
-        return won and not decision.second_look
+        return decision.winner.candidate.label != "eager" and not decision.second_look
 
     def why_lost(self, contender: Contender, winner: Contender | None, context: ChoiceContext) -> str:
         if winner is not None and contender.cost < 1 and context.confirmed.get(contender.label) is None:
