@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..errors import DataError
+from .recorder import clone_leaf
+from .structure import flatten
 
 MAX_ITEMS = 1000
 
@@ -32,6 +35,23 @@ class Understood:
 
     items: tuple[Item, ...]
     sentence: str
+
+    def fresh_items(self) -> tuple[Item, ...]:
+        """Copies of the items, so that a target that changes its inputs changes nothing of the user's.
+
+        What items share (one cache passed to every call) their copies share too. Modules are passed as they are.
+        """
+        memo: dict[int, Any] = {}
+        for item in self.items:
+            for leaf in flatten([item.args, dict(item.kwargs)]).leaves:
+                if isinstance(leaf, torch.nn.Module):
+                    memo[id(leaf)] = leaf
+                elif isinstance(leaf, (torch.Tensor, torch.Generator)) and id(leaf) not in memo:
+                    memo[id(leaf)] = clone_leaf(leaf)
+        try:
+            return copy.deepcopy(self.items, memo)
+        except Exception as error:
+            raise DataError(f"the data holds something that can't be copied, so it can't be run more than once: {error}") from error
 
 
 def as_call(item: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

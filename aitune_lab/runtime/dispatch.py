@@ -83,12 +83,12 @@ class MethodDispatch:
                 entry.digest = content_digest(module)
         self._swap: SwappedMethod | None = None
         # Generated before anything is swapped: what can't be generated must leave the module as it was.
-        self._call = self._generate()
+        self.call = self._generate()
 
     def install(self) -> None:
         if self.watch is not None:
             self.watch.start()
-        self._swap = swap(self.module, self.method, self._call)
+        self._swap = swap(self.module, self.method, self.call)
 
     def uninstall(self) -> None:
         if self._swap is not None:

@@ -1,0 +1,55 @@
+"""What a tuning came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..schema import Choice, Event, Plan, Trial
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """Choices, trials and events of a run. Shows itself as tables; `to_dataframe()` gives the trials.
+
+    Attributes:
+        choices: one for each (module, signature), with its reason in a sentence.
+        trials: everything that was tried, by key.
+        failures: modules that could not be tuned, with the reason.
+        plan: the plan that was followed.
+        events: the run, replayable.
+        understood: what the data was taken to mean.
+        seconds: how long the run took.
+        estimate: predicted end-to-end seconds with these choices (`eager_seconds`, `tuned_seconds`).
+    """
+
+    choices: tuple[Choice, ...]
+    trials: Mapping[str, Trial]
+    failures: Mapping[str, str]
+    plan: Plan
+    events: tuple[Event, ...]
+    understood: str = ""
+    seconds: float = 0.0
+    estimate: Mapping[str, Any] = field(default_factory=dict)
+    dry_run: bool = False
+
+    def trials_of(self, choice: Choice) -> list[Trial]:
+        """The trials of a choice's module and signature, in the order in which they ran."""
+        return [t for t in self.trials.values() if t.path == choice.path and t.signature == choice.signature]
+
+    def to_dataframe(self) -> Any:
+        """The trials as a pandas DataFrame. Raises MissingDependency without pandas."""
+        from .._display import report
+
+        return report().frames.trials_frame(tuple(self.trials.values()))
+
+    def __str__(self) -> str:
+        from .._display import report
+
+        return str(report().text.result_text(self))
+
+    def _repr_html_(self) -> str:
+        from .._display import report
+
+        return str(report().text.result_html(self))

@@ -1,0 +1,381 @@
+"""One trial: build a candidate, compare it with eager at every point, measure it in alternation with eager."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..backends import registry
+from ..backends.base import BuildJob, Executable
+from ..capture.probe import autocast_of, seeded
+from ..capture.recorder import Recording, Sample, clone_leaf
+from ..capture.signature import RecordedSignature
+from ..capture.state import Snapshot
+from ..capture.structure import Flat, flatten, flatten_call, is_tensor, unflatten_call
+from ..capture.swap import original_method
+from ..errors import AituneError, BackendUnavailable, Refused
+from ..measure.benchmark import Timing, measure
+from ..measure.blocks import Contender, MeasureLimits
+from ..measure.numerics import Call, compare
+from ..measure.reference import reference_dtype, reference_outputs
+from ..runtime.dispatch import MethodDispatch
+from ..runtime.installed import InstalledExecutable
+from ..schema import (
+    Candidate,
+    Choice,
+    Comparison,
+    Node,
+    OpaqueLeaf,
+    Point,
+    PointResult,
+    Tolerance,
+    Trial,
+    TrialStatus,
+)
+
+LOG_CHARACTERS = 8000
+
+
+class Cancelled(BaseException):
+    """The user cancelled. Not an Exception: a backend that catches everything must not swallow it."""
+
+
+@dataclass
+class Expected:
+    """What eager gives for one sample, and a higher-precision run if there is one."""
+
+    sample: Sample
+    outputs: Flat
+    reference: Flat | None
+    yardstick: str
+    why_no_reference: str = ""
+
+
+@dataclass
+class Bench:
+    """Everything that the trials of one (module, signature) share: the recorded calls and what eager gives for them."""
+
+    recording: Recording
+    recorded: RecordedSignature
+    tolerance: Tolerance
+    weights: dict[Point, float]
+    folder: Path
+    threads: int
+    limits: MeasureLimits
+    check_cancelled: Callable[[], None] = lambda: None
+    meter: Callable[..., Timing] = measure
+    expected: dict[Point, list[Expected]] = field(default_factory=dict)
+
+    def is_cancelled(self) -> bool:
+        """False; raises Cancelled if the user cancelled."""
+        self.check_cancelled()
+        return False
+
+    @property
+    def device(self) -> torch.device:
+        tensors = self.recorded.all_samples()[0].tensors()
+        return tensors[0].device if tensors else torch.device("cpu")
+
+    def expected_at(self, point: Point) -> list[Expected]:
+        """Eager's outputs for every sample of a point, run once and kept."""
+        if point not in self.expected:
+            self.expected[point] = [self._expect(sample) for sample in self.recorded.samples[point]]
+        return self.expected[point]
+
+    def _expect(self, sample: Sample) -> Expected:
+        module, method = self.recording.module, self.recording.method
+        outputs = self.run(original_method(module, method), sample)
+        facts = self.recorded.signature.facts
+        higher = reference_dtype(module)
+        if higher is None or facts.random or facts.state or facts.mutated or self.recorded.signature.autocast:
+            return Expected(sample, outputs, None, "eager", "its calls have side effects, or autocast is on")
+        args, kwargs = self.recording.form.arguments(sample.call(fresh=True))
+        with torch.no_grad():
+            reference = reference_outputs(module, args, kwargs, higher, method=method)
+        if reference.outputs is None:
+            return Expected(sample, outputs, None, "eager", reference.reason)
+        return Expected(sample, outputs, flatten(reference.outputs), reference.yardstick)
+
+    def run(self, function: Callable[..., Any], sample: Sample) -> Flat:
+        """One call on fresh copies with the sample's random state: outputs, then inputs that the call may change.
+
+        The module's state is put back.
+        """
+        signature = self.recorded.signature
+        leaves = [clone_leaf(x) for x in sample.leaves]
+        args, kwargs = self.recording.form.arguments(unflatten_call(sample.node, leaves))
+        snapshot = Snapshot(self.recording.module) if signature.facts.state else None
+        try:
+            seed = sample.random_state if sample.random_state is not None else 0
+            with seeded(seed, self.device), torch.no_grad(), autocast_of(signature.autocast):
+                output = function(*args, **kwargs)
+        finally:
+            if snapshot is not None:
+                snapshot.restore()
+        flat = flatten(output)
+        _check_aliases(signature, flat, leaves)
+        # The caller goes on using what it passed: outputs that alias inputs are copied before anything else runs.
+        flat.leaves = [x.detach().clone() if is_tensor(x) else x for x in flat.leaves]
+        for leaf, value in zip(signature.leaves, leaves, strict=True):
+            changed = leaf.path in signature.facts.mutated
+            after = {leaf.path: value} if changed else _opaque_tensors(leaf, value)
+            if after:
+                more = flatten_call(after)
+                flat.node = Node("tuple", "builtins:tuple", (), (flat.node, more.node))
+                flat.leaves += more.leaves
+                flat.paths += [f"{p} after the call" for p in more.paths]
+        return flat
+
+
+def _opaque_tensors(leaf: Any, value: Any) -> dict[str, Any]:
+    """The tensors in an object's attributes: a cache that a call fills must hold the same afterwards."""
+    if not isinstance(leaf, OpaqueLeaf) or not hasattr(value, "__dict__"):
+        return {}
+    flat = flatten(dict(vars(value)), leaf.path)
+    return {p: x for p, x in zip(flat.paths, flat.leaves, strict=True) if is_tensor(x)}
+
+
+class _LostAlias(Exception):
+    pass
+
+
+def _check_aliases(signature: Any, flat: Flat, leaves: list[Any]) -> None:
+    paths = [leaf.path for leaf in signature.leaves]
+    for alias in signature.facts.aliases:
+        if alias.output not in flat.paths:
+            continue
+        output, source = flat.leaves[flat.paths.index(alias.output)], leaves[paths.index(alias.input)]
+        shared = is_tensor(output) and output.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+        if not shared:
+            raise _LostAlias(f"{alias.output} shares memory with {alias.input} in eager, but is a copy here")
+
+
+@dataclass
+class Built:
+    """A candidate that was built: its trial so far, and what a choice installs."""
+
+    trial: Trial
+    installed: InstalledExecutable | None = None
+    call: Callable[..., Any] | None = None
+
+
+def trial_key(bench: Bench, candidate: Candidate, weights: str) -> str:
+    """Content key: path, signature, candidate, weights, versions. Equal keys mean equal trials."""
+    backend = registry.get(candidate.backend).available()
+    parts = [bench.recording.path, bench.recorded.signature.key, candidate.key, weights, torch.__version__]
+    parts += [f"{k}={v}" for k, v in sorted(backend.versions.items())]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
+
+
+def run_trial(
+    bench: Bench,
+    candidate: Candidate,
+    weights_digest: str,
+    progress: Callable[[str, float | None], None],
+    *,
+    accept_error: bool = False,
+) -> Built:
+    """Build, compare, measure. Never raises but for a cancel or interrupt: what went wrong is in the trial.
+
+    A candidate out of tolerance is not timed, unless `accept_error`.
+    """
+    signature = bench.recorded.signature
+    key = trial_key(bench, candidate, weights_digest)
+    trial = Trial(key, bench.recording.path, signature.key, candidate, "failed")
+    start = time.perf_counter()
+    try:
+        backend_class = registry.require(candidate.backend)
+        trial = replace(trial, versions=dict(backend_class.available().versions))
+        folder = bench.folder / key
+        folder.mkdir(parents=True, exist_ok=True)
+        job = build_job(bench, candidate, folder, progress)
+        progress("build", None)
+        executable = registry.of(candidate).build(job)
+    except Refused as error:
+        return Built(replace(trial, status="refused", reason=str(error), build_seconds=time.perf_counter() - start))
+    except BackendUnavailable as error:
+        return Built(replace(trial, status="unavailable", reason=str(error)))
+    except Exception as error:
+        return Built(_failed(trial, "failed to build", error, time.perf_counter() - start))
+    seconds = time.perf_counter() - start
+    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    trial = replace(trial, build_seconds=seconds, artifact_bytes=size, notes=executable.notes)
+    try:
+        built = _dispatched(bench, job, executable, trial)
+        trial = _compared(bench, built, progress)
+        if _admitted(trial, bench.tolerance) or (accept_error and trial.status == "ok"):
+            trial = timed_trial(bench, built, trial, progress)
+    except Refused as error:
+        executable.close()
+        return Built(replace(trial, status="refused", reason=str(error)))
+    except Exception as error:
+        executable.close()
+        return Built(_failed(trial, "failed to run", error, seconds))
+    except BaseException:
+        executable.close()
+        raise
+    built.trial = trial
+    assert built.installed is not None
+    built.installed.trial = trial
+    return built
+
+
+def build_job(
+    bench: Bench, candidate: Candidate, folder: Path, progress: Callable[[str, float | None], None]
+) -> BuildJob:
+    recording = bench.recording
+    return BuildJob(
+        recording.path,
+        recording.module,
+        original_method(recording.module, recording.method),
+        recording.form,
+        bench.recorded.signature,
+        bench.recorded.all_samples(),
+        candidate,
+        folder,
+        bench.threads,
+        progress,
+    )
+
+
+def _failed(trial: Trial, what: str, error: Exception, seconds: float) -> Trial:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    reason = f"{what}: {type(error).__name__}: {lines[0][:300] if lines else ''}"
+    log = "".join(traceback.format_exception(error))[-LOG_CHARACTERS:]
+    return replace(trial, status="failed", reason=reason, build_seconds=seconds, log=log)
+
+
+def _dispatched(bench: Bench, job: BuildJob, executable: Executable, trial: Trial) -> Built:
+    """The executable behind the very guard that a tuned call goes through: that is what is compared and timed."""
+    recording = bench.recording
+    choice = Choice(recording.path, recording.method, trial.signature, trial.candidate, trial.key, "")
+    installed = InstalledExecutable(choice, bench.recorded.signature, trial, executable, job)
+    dispatch = MethodDispatch(recording.module, recording.method, recording.path, [installed])
+    return Built(trial, installed, dispatch.call)
+
+
+def _compared(bench: Bench, built: Built, progress: Callable[[str, float | None], None]) -> Trial:
+    """The trial with a comparison at every point. Out of tolerance its status is `ok` and its class `refused`."""
+    assert built.call is not None and built.installed is not None
+    trial, results, reason = built.trial, [], ""
+    dtypes = [p.dtype for p in bench.recording.module.parameters() if p.is_floating_point()]
+    dtype = dtypes[0] if dtypes else None
+    first_ms: float | None = None
+    points = sorted(bench.recorded.samples, key=lambda p: p.sizes)
+    for number, point in enumerate(points):
+        progress("compare", number / len(points))
+        bench.check_cancelled()
+        calls, expected = [], bench.expected_at(point)
+        samples = expected if len(expected) > 1 else expected * 2
+        for item in samples:
+            start = time.perf_counter()
+            try:
+                actual = bench.run(built.call, item.sample)
+            except _LostAlias as error:
+                return replace(trial, status="refused", reason=str(error), points=tuple(results))
+            first_ms = first_ms if first_ms is not None else 1000 * (time.perf_counter() - start)
+            calls.append(Call(item.outputs, actual, item.reference))
+        yardstick: Any = expected[0].yardstick
+        comparison = compare(calls, bench.tolerance, dtype, yardstick)
+        results.append(PointResult(point, bench.recorded.calls[point], bench.weights.get(point, 1.0), comparison))
+        if comparison.error_class == "refused" and not reason:
+            reason = f"out of tolerance at {point.label}: {comparison.problem}"
+    executable = built.installed.executable
+    notes = trial.notes
+    if executable.uncovered is not None and (missed := executable.uncovered()):
+        total = sum(max(2, len(s)) for s in bench.recorded.samples.values())
+        if missed >= total:
+            return replace(trial, status="refused", reason="every call needed a recompilation, so the original answered")
+        notes = (*notes, f"{missed} of {total} recorded calls ran the original (they would have recompiled)")
+    return replace(trial, status="ok", reason=reason, points=tuple(results), first_call_ms=first_ms, notes=notes)
+
+
+def _admitted(trial: Trial, tolerance: Tolerance) -> bool:
+    classes = ("exact",) if tolerance.accuracy == "exact" else ("exact", "within budget")
+    return trial.status == "ok" and trial.error_class in classes
+
+
+def contenders_at(bench: Bench, built: Built, point: Point) -> list[Contender]:
+    """Eager and the candidate, on the same recorded calls."""
+    assert built.call is not None
+    original = original_method(bench.recording.module, bench.recording.method)
+    return [_contender(bench, "eager", original, point), _contender(bench, built.trial.candidate.label, built.call, point)]
+
+
+def _contender(bench: Bench, label: str, function: Callable[..., Any], point: Point) -> Contender:
+    samples = bench.recorded.samples[point]
+    signature, form = bench.recorded.signature, bench.recording.form
+
+    def thunk(sample: Sample, fresh: bool) -> Callable[[], Any]:
+        args, kwargs = form.arguments(sample.call(fresh=fresh))
+        return lambda: function(*args, **kwargs)
+
+    changes = signature.facts.mutated or any(isinstance(leaf, OpaqueLeaf) for leaf in signature.leaves)
+    if changes:
+        # Each call needs inputs as they were recorded; copying them is not part of its time.
+        return Contender(label, prepare=lambda i: thunk(samples[i % len(samples)], True))
+    return Contender(label, [thunk(sample, False) for sample in samples])
+
+
+def timed_trial(bench: Bench, built: Built, trial: Trial, progress: Callable[[str, float | None], None]) -> Trial:
+    """The trial with latencies at every point, eager's taken in alternation."""
+    start = time.perf_counter()
+    results = []
+    for number, result in enumerate(trial.points):
+        progress("measure", number / len(trial.points))
+        timing = time_point(bench, built, result.point)
+        measured = timing.measurements
+        label = trial.candidate.label
+        results.append(_with_figures(result, measured[label], measured["eager"]))
+    return replace(trial, points=tuple(results), measure_seconds=time.perf_counter() - start)
+
+
+def _with_figures(result: PointResult, latency: Any, eager: Any) -> PointResult:
+    return replace(result, latency=latency, eager=eager)
+
+
+def time_point(bench: Bench, built: Built, point: Point, *, seed: int = 0) -> Timing:
+    """Latencies of eager and the candidate at one point, under the contexts that a tuned call sees."""
+    signature = bench.recorded.signature
+    snapshot = Snapshot(bench.recording.module) if signature.facts.state else None
+    try:
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(), autocast_of(signature.autocast):
+            return bench.meter(
+                contenders_at(bench, built, point),
+                device=bench.device,
+                limits=bench.limits,
+                threads=bench.threads,
+                seed=seed,
+                cancelled=bench.is_cancelled,
+            )
+    finally:
+        if snapshot is not None:
+            snapshot.restore()
+
+
+def eager_trial(bench: Bench, weights_digest: str, timings: Sequence[Trial]) -> Trial:
+    """Eager as a trial: its latencies are those measured beside the candidates (or none, if nothing was timed)."""
+    results = []
+    for point in sorted(bench.recorded.samples, key=lambda p: p.sizes):
+        measured = [r.eager for t in timings for r in t.points if r.point == point and r.eager is not None]
+        settled = [m for m in measured if m.disturbed is None] or measured
+        best = min(settled, key=lambda m: m.median_ms) if settled else None
+        comparison = Comparison("exact", "eager", (), 0)
+        results.append(
+            PointResult(point, bench.recorded.calls[point], bench.weights.get(point, 1.0), comparison, best, best)
+        )
+    key = trial_key(bench, Candidate("eager"), weights_digest)
+    status: TrialStatus = "ok"
+    return Trial(key, bench.recording.path, bench.recorded.signature.key, Candidate("eager"), status, points=tuple(results))
+
+
+def as_error(error: BaseException) -> str:
+    """One line for events and logs."""
+    return str(error) if isinstance(error, AituneError) else f"{type(error).__name__}: {error}"
