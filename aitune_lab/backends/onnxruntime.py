@@ -1,0 +1,204 @@
+"""ONNX Runtime on the CPU: the module is exported once to a file and runs without Python."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import Refused
+from ..schema import Candidate, Signature, TensorLeaf
+from .base import Availability, Backend, BackendConfig, BuildJob, Executable
+from .export import export_program, quiet
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+_NUMPY_DTYPES = frozenset(
+    ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+)
+_SINGLE_FILE_BYTES = 1_500_000_000
+"""Weights beyond this stand in a file of their own: protobuf ends at 2 GB."""
+
+
+@dataclass(frozen=True)
+class ONNXRuntimeConfig(BackendConfig):
+    """Options of ONNX Runtime.
+
+    Attributes:
+        spinning: idle threads spin instead of sleeping: lower latency, and a core kept busy.
+        graph_optimization: `"all"`, `"extended"`, `"basic"` or `"disabled"`.
+        opset: ONNX opset to export to; None takes the exporter's default.
+    """
+
+    spinning: bool = False
+    graph_optimization: str = "all"
+    opset: int | None = None
+
+
+class ONNXRuntimeBackend(Backend):
+    """Exports the module to ONNX and runs it with ONNX Runtime's CPU provider.
+
+    The artifact is `model.onnx` (weights beyond 1.5 GB stand beside it).
+    """
+
+    name = "onnxruntime"
+    config_type = ONNXRuntimeConfig
+    isolation = "file"
+    complexity = 2
+    config: ONNXRuntimeConfig
+
+    @classmethod
+    def available(cls) -> Availability:
+        missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+        if missing:
+            return Availability(False, f"{', '.join(missing)} not installed", "pip install 'aitune-lab[onnxruntime]'")
+        return Availability(True, versions={name: _version(name) for name in _PACKAGES})
+
+    def candidates(self, signature: Signature, module: nn.Module) -> list[Candidate]:
+        tensors = [*module.parameters(), *module.buffers()]
+        devices = {t.device.type for t in tensors} | {leaf.device.partition(":")[0] for leaf in signature.tensor_leaves}
+        return [self.candidate()] if devices <= {"cpu"} else []
+
+    def build(self, job: BuildJob) -> Executable:
+        self._refuse_dtypes(job.signature)
+        job.progress("exporting", None)
+        program, notes = export_program(job)
+        job.progress("converting to ONNX", None)
+        path = job.folder / "model.onnx"
+        _convert(program, path, self.config.opset)
+        executable = self.load(job)
+        executable.notes = notes
+        return executable
+
+    def load(self, job: BuildJob) -> Executable:
+        job.progress("starting the session", None)
+        path = job.folder / "model.onnx"
+        session = _session(path, job.threads, self.config)
+        count = sum(isinstance(leaf, TensorLeaf) for leaf in job.signature.output_leaves) + len(
+            job.signature.facts.mutated
+        )
+        size = sum(f.stat().st_size for f in job.folder.iterdir())
+        return Executable(_caller(session, count), flat=True, live_weights=False, memory_bytes=size)
+
+    @staticmethod
+    def _refuse_dtypes(signature: Signature) -> None:
+        for leaf in (*signature.leaves, *signature.output_leaves):
+            if isinstance(leaf, TensorLeaf) and leaf.dtype not in _NUMPY_DTYPES:
+                raise Refused(f"{leaf.path} is {leaf.dtype}, which ONNX Runtime does not exchange on the CPU")
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # onnxruntime has several distributions
+        return str(getattr(importlib.import_module(package), "__version__", "unknown"))
+
+
+def _convert(program: Any, path: Path, opset: int | None) -> None:
+    """Write an exported program as ONNX, each weight once."""
+    import warnings
+
+    inputs = [f"input_{i}" for i in range(len(program.graph_signature.user_inputs))]
+    outputs = [f"output_{i}" for i in range(len(program.graph_signature.user_outputs))]
+    with torch.no_grad(), quiet("torch.onnx"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # The exporter's optimiser drops small constants (`+ 1e-9`); the runtime fuses on its own.
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            opset_version=opset,
+            input_names=inputs,
+            output_names=outputs,
+        )
+        assert made is not None
+        _share_weights(made.model.graph)
+        size = sum(_initializer_bytes(v) for v in made.model.graph.initializers.values())
+        made.save(str(path), external_data=size > _SINGLE_FILE_BYTES)
+
+
+def _initializer_bytes(value: Any) -> int:
+    return int(value.const_value.nbytes) if value.const_value is not None else 0
+
+
+def _share_weights(graph: Any) -> None:
+    """Let initializers that hold the same tensor (tied or shared weights) be one."""
+    first: dict[Any, Any] = {}
+    for name, value in list(graph.initializers.items()):
+        tensor = getattr(value.const_value, "raw", None)
+        if not isinstance(tensor, torch.Tensor) or not tensor.numel():
+            continue
+        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        kept = first.setdefault(key, value)
+        if kept is not value and not value.is_graph_output():
+            value.replace_all_uses_with(kept)
+            del graph.initializers[name]
+
+
+def _session(path: Path, threads: int, config: ONNXRuntimeConfig) -> Any:
+    import onnxruntime as ort
+
+    levels = {
+        "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+        "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+        "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+        "disabled": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    }
+    if config.graph_optimization not in levels:
+        raise Refused(f"graph_optimization must be one of {sorted(levels)}, but got {config.graph_optimization!r}")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = levels[config.graph_optimization]
+    options.log_severity_level = 4  # what matters is raised
+    spin = "1" if config.spinning else "0"
+    options.add_session_config_entry("session.intra_op.allow_spinning", spin)
+    options.add_session_config_entry("session.inter_op.allow_spinning", spin)
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except ort.capi.onnxruntime_pybind11_state.NotImplemented as error:
+        raise Refused(
+            f"ONNX Runtime has no CPU kernel for this module: {str(error).strip().splitlines()[0]}"
+        ) from error
+
+
+def _caller(session: Any, count: int) -> Callable[..., Sequence[torch.Tensor]]:
+    """A call with flat tensors, by numpy views: faster than IO binding for any number of inputs.
+
+    Inputs that the exporter dropped are not passed; outputs come in their order, whatever the session's.
+    """
+    names = [x.name for x in session.get_inputs()]
+    index = [int(name.rpartition("_")[2]) for name in names]
+    outputs = [f"output_{i}" for i in range(count)]
+    # The bound method of the inner session: the Python one validates names again at each call.
+    run, from_numpy, asarray = session._sess.run, torch.from_numpy, _as_array
+
+    if len(names) == 1 and index == [0]:
+        only = names[0]
+
+        def call_one(tensor: torch.Tensor, *_: torch.Tensor) -> Sequence[torch.Tensor]:
+            return [from_numpy(asarray(a)) for a in run(outputs, {only: tensor.numpy(force=True)}, None)]
+
+        return call_one
+
+    pairs = list(zip(names, index, strict=True))
+
+    def call(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        feed = {name: tensors[i].numpy(force=True) for name, i in pairs}
+        return [from_numpy(asarray(a)) for a in run(outputs, feed, None)]
+
+    return call
+
+
+def _as_array(value: Any) -> Any:
+    import numpy as np
+
+    return value if type(value) is np.ndarray else np.asarray(value)
