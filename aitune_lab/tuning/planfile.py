@@ -274,7 +274,7 @@ def _bool(value: Any, place: str) -> bool:
 
 
 def _number(name: str, value: Any, place: str) -> Any:
-    """A value of a tolerance or a limit: one of its words, a whole number or a number, at least 0 (an SNR may be less)."""
+    """A value of a tolerance or a limit: a word, a whole number or a number, at least 0 (but for an SNR)."""
     if name in _ONE_OF:
         if value not in _ONE_OF[name]:
             raise PlanError(f"{place}{name} must be one of {list(_ONE_OF[name])}, but got {value!r}")

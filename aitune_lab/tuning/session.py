@@ -122,7 +122,7 @@ def _stopped(state: SessionState, status: Status) -> SessionState:
 
 
 class Session:
-    """Holds the state that the events so far add up to. `apply` gives out frozen snapshots; nobody can change the run."""
+    """Holds the state that the events so far add up to. `apply` gives out frozen snapshots."""
 
     def __init__(self, state: SessionState | None = None) -> None:
         self.state = state if state is not None else SessionState()

@@ -51,7 +51,7 @@ def strategy_names() -> list[str]:
 
 
 def strategy_of(value: Strategy | StrategyConfig | str) -> Strategy:
-    """The strategy of a config or a name (`"MinLatency"`, also with `Strategy` behind it); one given as such is returned.
+    """The strategy of a config or a name (`"MinLatency"`, `"MinLatencyStrategy"`); an instance is returned as it is.
 
     Raises PlanError for a name that isn't known and for unknown, missing or impossible options.
     """

@@ -109,7 +109,7 @@ class Strategy(ABC):
     def order(
         self, contenders: Sequence[Contender], eager: Trial, context: ChoiceContext
     ) -> tuple[list[Contender], dict[str, str]]:
-        """The contenders that would replace eager, most wanted first; and why each other one wouldn't, if it is special.
+        """The contenders that would replace eager, most wanted first; and special reasons of others.
 
         Contenders that are merely slower need no reason here.
         """

@@ -21,7 +21,7 @@ class OneBackendStrategy(Strategy):
 
     Args:
         backend: its name, its class, or an instance, whose options then must hold.
-        options: options of the backend that a candidate must have, e.g. `OneBackendStrategy("inductor", freezing=True)`.
+        options: options that a candidate must have, e.g. `OneBackendStrategy("inductor", freezing=True)`.
 
     Raises:
         PlanError: the backend doesn't have such an option, or isn't known although options are given.

@@ -44,7 +44,7 @@ class ParetoStrategy(Strategy):
         return weighted_latency(trial, eager)
 
     def front(self, trials: Sequence[Trial], eager: Trial, context: ChoiceContext) -> tuple[Trial, ...]:
-        """The right trials, eager among them, that no other beats in one of latency, error, memory and equals in the rest.
+        """The right trials and eager, without those that another beats in latency, error or memory and equals else.
 
         Fastest first.
         """
