@@ -18,8 +18,8 @@ _MODULE = (
 ).split()
 _TRIAL = (
     "path signature candidate backend precision status reason point calls weight latency_ms latency_p90_ms "
-    "latency_spread ci_low_ms ci_high_ms eager_ms speedup error_class relative_l2 factor_over_eager max_absolute cosine snr_db "
-    "disturbed peak_memory_bytes build_seconds measure_seconds artifact_bytes isolated key"
+    "latency_spread ci_low_ms ci_high_ms eager_ms speedup error_class relative_l2 factor_over_eager max_absolute "
+    "cosine snr_db disturbed peak_memory_bytes build_seconds measure_seconds artifact_bytes isolated key"
 ).split()
 _CHOICE = (
     "path method signature candidate speedup error_class relative_l2 factor_over_eager pinned accepted_error reason "
