@@ -1,7 +1,8 @@
 """Honest timing: contenders alternate in randomised rounds, so that drift and load hit all of them alike.
 
 One round times one block of calls of every contender, in random order. A block lasts about `block_ms`, its first call
-is not counted, and its figure is the mean latency of a call; inputs rotate. Figures of one round are paired, and
+is not counted, and its figure is the median latency of its slices (single calls, or as many as the clock can tell);
+inputs rotate. Figures of one round are paired, and
 whether one contender is faster than another is decided on these pairs (`verdict.py`). A round overlapped by heavy other
 load is repeated; if that doesn't help, the measurement is marked as disturbed and decides nothing.
 
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from ..schema import Measurement
-from .blocks import Contender, MeasureLimits, Timer, warm_up
+from .blocks import Block, Contender, MeasureLimits, Plan, Timer, warm_up
 from .conditions import Watch, both, conditions, cpu_watch, gpu_watch
 from .significance import median_interval, percentile
 
@@ -41,12 +42,14 @@ class Timing:
 
 @dataclass
 class _Track:
-    """A contender while it is measured: calls per block, and by round latency (ms) and device time (ms)."""
+    """A contender while it is measured, with its block of every round."""
 
     contender: Contender
-    calls_per_block: int = 1
-    wall_ms: list[float] = field(default_factory=list)
-    device_ms: list[float | None] = field(default_factory=list)
+    plan: Plan = field(default_factory=Plan)
+    blocks: list[Block] = field(default_factory=list)
+
+    def latencies_ms(self, rounds: Sequence[int]) -> list[float]:
+        return [self.blocks[i].latency_ms for i in rounds]
 
 
 def measure(
@@ -91,23 +94,21 @@ def measure(
     reasons: list[str | None] = []
     for track in tracks:
         if not cancelled():
-            track.calls_per_block = warm_up(track.contender, timer, limits)
+            track.plan = warm_up(track.contender, timer, limits)
     started = clock()
     while not cancelled() and not _enough(tracks, reasons, limits, clock() - started):
         end_watch = load()
-        results: dict[str, tuple[float, float | None]] = {}
+        results: dict[str, Block] = {}
         for track in order.sample(tracks, len(tracks)):
             if cancelled():
                 break
-            results[track.contender.label] = timer.block(track.contender, track.calls_per_block, len(reasons))
+            results[track.contender.label] = timer.block(track.contender, track.plan, len(reasons))
         disturbed = end_watch()
         if len(results) < len(tracks):  # cancelled: a round without all contenders has no pairs
             break
         reasons.append(disturbed)
         for track in tracks:
-            wall_ms, device_ms = results[track.contender.label]
-            track.wall_ms.append(wall_ms)
-            track.device_ms.append(device_ms)
+            track.blocks.append(results[track.contender.label])
 
     clean = _clean_rounds(reasons, limits)
     kept = clean if clean is not None else list(range(len(reasons)))
@@ -120,7 +121,7 @@ def measure(
             for track in tracks
             if kept
         },
-        {track.contender.label: tuple(track.wall_ms[i] for i in kept) for track in tracks if kept},
+        {track.contender.label: tuple(track.latencies_ms(kept)) for track in tracks if kept},
     )
 
 
@@ -139,7 +140,7 @@ def _enough(tracks: Sequence[_Track], reasons: Sequence[str | None], limits: Mea
     if len(reasons) - len(clean) >= 2 * limits.min_blocks > 2 * len(clean):
         return True  # the load stays
     return len(clean) >= limits.min_blocks and all(
-        _relative_half_width([track.wall_ms[i] for i in clean]) <= limits.target_relative_ci for track in tracks
+        _relative_half_width(track.latencies_ms(clean)) <= limits.target_relative_ci for track in tracks
     )
 
 
@@ -157,20 +158,21 @@ def _measurement(
     disturbed: str | None,
     facts: Mapping[str, Any],
 ) -> Measurement:
-    values = [track.wall_ms[i] for i in kept]
-    device_ms = [value for value in (track.device_ms[i] for i in kept) if value is not None]
+    values = track.latencies_ms(kept)
+    slices = [value for i in kept for value in track.blocks[i].slices_ms]
+    device_ms = [value for value in (track.blocks[i].device_ms for i in kept) if value is not None]
     middle = median(values)
     low, high = median_interval(values)
     spread = percentile(values, 0.75) - percentile(values, 0.25)
     return Measurement(
         median_ms=middle,
-        p90_ms=percentile(values, 0.9),
-        min_ms=min(values),
+        p90_ms=percentile(slices, 0.9),
+        min_ms=min(slices),
         ci_low_ms=low,
         ci_high_ms=high,
         spread=spread / middle if middle > 0 else 0.0,
         n=len(values),
-        calls_per_block=track.calls_per_block,
+        calls_per_block=track.plan.calls,
         method="host wall time to the synchronised result" if device.type == "cuda" else "wall time",
         threads=threads,
         disturbed=disturbed,

@@ -148,6 +148,11 @@ class _Upcast(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.higher = _LOWER[dtype]
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would import its compiler (seconds) to keep it away from the method below.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

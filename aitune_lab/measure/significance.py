@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from statistics import NormalDist, median
@@ -22,15 +23,8 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     if not values:
         raise ValueError("an interval needs at least one value, but got none")
     ordered = sorted(values)
-    n = len(ordered)
-    rank, tail = 0, 0.0
-    while rank < n // 2:
-        tail += math.exp(math.lgamma(n + 1) - math.lgamma(rank + 1) - math.lgamma(n - rank + 1) - n * math.log(2))
-        if 2 * tail > 1 - confidence:
-            break
-        rank += 1
-    low = max(0, rank - 1)
-    return ordered[low], ordered[n - 1 - low]
+    low = _interval_rank(len(ordered), confidence)
+    return ordered[low], ordered[len(ordered) - 1 - low]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -80,6 +74,18 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     """The median of paired ratios; infinite where a denominator is 0."""
     return median(a / b if b > 0 else math.inf for a, b in zip(numerators, denominators, strict=True))
+
+
+@functools.lru_cache(maxsize=256)
+def _interval_rank(n: int, confidence: float) -> int:
+    """How many values to leave out at each end."""
+    rank, tail = 0, 0.0
+    while rank < n // 2:
+        tail += math.comb(n, rank) / 2**n
+        if 2 * tail > 1 - confidence:
+            break
+        rank += 1
+    return max(0, rank - 1)
 
 
 def _doubled_ranks(values: Sequence[float]) -> list[int]:

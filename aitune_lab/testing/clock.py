@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
@@ -46,7 +47,7 @@ class ScriptedClock:
         """
 
         def scripted() -> None:
-            factor = self._random.lognormvariate(0.0, noise) if noise else 1.0
+            factor = math.exp(self._random.gauss(0.0, noise)) if noise else 1.0
             if noise and self._random.random() < outlier_share:
                 factor *= outlier_factor
             self.advance(latency_ms * factor * self._drift(self.seconds))

@@ -58,7 +58,12 @@ INTEGERS = torch.arange(12).reshape(3, 4)
 
 # name, eager's output, the wrong one, what the message must name
 MUTATIONS = [
-    ("scaled and shifted", Y, wrong(logits=1000 * Y.logits + 7), ["output.logits", "element [", "relative L2 error", "> 0.0001"]),
+    (
+        "scaled and shifted",
+        Y,
+        wrong(logits=1000 * Y.logits + 7),
+        ["output.logits", "element [", "relative L2 error", "> 0.0001"],
+    ),
     ("scaled by 0.1 %", Y, wrong(logits=1.001 * Y.logits), ["output.logits", "element [", "0.001 > 0.0001"]),
     ("shifted", Y, wrong(logits=Y.logits + 0.01), ["output.logits", "element ["]),
     ("one element", Y, wrong(logits=changed(Y.logits, (3, 7), 1007.1)), ["output.logits", "element [3, 7]", "1007.1"]),
@@ -79,10 +84,25 @@ MUTATIONS = [
     ("rolled by one", Y, wrong(logits=Y.logits.roll(1, 0)), ["output.logits", "element ["]),
     ("sign flipped", Y, wrong(logits=-Y.logits), ["output.logits", "element [", "2 > 0.0001"]),
     ("all zeros", Y, wrong(logits=torch.zeros(4, 8)), ["output.logits", "is 0 where", "1 > 0.0001"]),
-    ("stale buffer", [numbers(2, 2), numbers(2, 2, seed=5)], [numbers(2, 2), numbers(2, 2)], ["output[1]", "element ["]),
-    ("dtype", Y, wrong(logits=Y.logits.double()), ["output.logits", "dtype torch.float64 where eager gives torch.float32"]),
+    (
+        "stale buffer",
+        [numbers(2, 2), numbers(2, 2, seed=5)],
+        [numbers(2, 2), numbers(2, 2)],
+        ["output[1]", "element ["],
+    ),
+    (
+        "dtype",
+        Y,
+        wrong(logits=Y.logits.double()),
+        ["output.logits", "dtype torch.float64 where eager gives torch.float32"],
+    ),
     ("truncated batch", Y, wrong(logits=Y.logits[:3]), ["output.logits", "shape [3, 8] where eager gives [4, 8]"]),
-    ("NaN out of place", WITH_NAN, changed(Y.logits, (1, 3), NAN), ["output", "element [1, 2]", "where eager gives nan", "2 of 32"]),
+    (
+        "NaN out of place",
+        WITH_NAN,
+        changed(Y.logits, (1, 3), NAN),
+        ["output", "element [1, 2]", "where eager gives nan", "2 of 32"],
+    ),
     (
         "NaN in a nested dataclass",
         {"inner": [Y]},
@@ -93,7 +113,12 @@ MUTATIONS = [
     ("number for -Inf", MASKED, changed(MASKED, (1, 2), -1e30), ["element [1, 2] is -1e+30 where eager gives -inf"]),
     ("one integer", INTEGERS, changed(INTEGERS, (2, 1), 0), ["element [2, 1] is 0 where eager gives 9", "1 of 12"]),
     ("one bool", INTEGERS > 5, INTEGERS > 6, ["element [1, 2] is False where eager gives True"]),
-    ("tuple for namedtuple", Pair(Y.logits, INTEGERS), (Y.logits, INTEGERS), ["output", "tuple where eager gives", "Pair"]),
+    (
+        "tuple for namedtuple",
+        Pair(Y.logits, INTEGERS),
+        (Y.logits, INTEGERS),
+        ["output", "tuple where eager gives", "Pair"],
+    ),
     ("lost key", {"a": Y.logits, "b": 1}, {"a": Y.logits}, ["output", "['b'] are missing"]),
     ("longer list", {"a": [Y.logits]}, {"a": [Y.logits] * 2}, ["output['a']", "2 items where eager gives 1"]),
     ("string", {"name": "cat"}, {"name": "dog"}, ["output['name']", "'dog' where eager gives 'cat'"]),
@@ -366,7 +391,7 @@ class TestUnusualLeaves:
         y = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
         assert comparison(y, y[::-1][::-1]).error_class == "exact"
         assert comparison(np.broadcast_to(np.float32(1), (3,)), np.ones(3, np.float32)).error_class == "exact"
-        assert "element [0, 0]" in comparison(y, y + 1).problem
+        assert "element [" in comparison(y, y + 1).problem
         assert comparison(np.float32(1), np.float32(1)).error_class == "exact"
         assert comparison(np.array(["a", "b"]), np.array(["a", "c"])).problem.startswith("output: element [1]")
         assert comparison(y.astype(">f4"), y.astype(">f4")).error_class == "exact"
