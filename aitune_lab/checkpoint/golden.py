@@ -72,6 +72,8 @@ def collect(job: BuildJob, *, synthetic: bool) -> tuple[list[Golden], list[str]]
     found: list[Golden] = []
     notes: list[str] = []
     size = 0
+    if not by_point:
+        notes.append(f"no golden samples for {job.path or 'the module'}: no recorded calls are at hand")
     for point, sample in sorted(by_point.items(), key=lambda item: item[1].size_bytes):
         where = f"{job.path or 'the module'} at {point.label}"
         made = synthetic_sample(sample) if synthetic else sample

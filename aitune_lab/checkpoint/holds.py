@@ -15,11 +15,13 @@ from ..schema import Fingerprint, Manifest, SavedChoice
 class Verdict:
     """What stands against using a saved choice here; both empty if nothing does.
 
-    `obstacle` makes it unusable; `doubt` lets it be used once golden samples show that its numbers are right. `code`
-    says that loading it can run code, so that it needs trust first.
+    `obstacle` makes its files unusable, `rebuildable` says that its backend can make them anew here; `doubt` lets them
+    be used once golden samples show that the numbers are right. `code` says that loading them can run code, so that
+    they need trust first.
     """
 
     obstacle: str = ""
+    rebuildable: bool = False
     doubt: str = ""
     code: bool = False
 
@@ -60,7 +62,7 @@ def verdict(saved: SavedChoice, manifest: Manifest, here: Fingerprint, *, truste
     changed = _changed_versions(saved, available, here)
     if code:
         bound = changed + _changed_hardware(manifest.fingerprint, here, gpu="cuda" in kinds)
-        return Verdict(f"it was built for {'; '.join(bound)}" if bound else "", code=True)
+        return Verdict(f"it was built for {'; '.join(bound)}" if bound else "", rebuildable=True, code=True)
     return Verdict(doubt=f"it was measured with {'; '.join(changed)}" if changed else "")
 
 

@@ -14,7 +14,7 @@ import torch
 from ..capture.tree import modules_of, tuned_methods
 from ..environment import differences, fingerprint
 from ..errors import AituneWarning, CheckpointError, TargetError
-from ..runtime.installed import Installed, InstalledExecutable, install_all, installed_in, prepare
+from ..runtime.installed import Installed, InstalledExecutable, install_all, installed_in, prepare, uninstall_all
 from ..schema import Manifest, SavedChoice
 from ..store.trust import check_digest, is_trusted
 from .archive import Archive
@@ -79,6 +79,8 @@ def load(
         try:
             install_all(prepared)
         except BaseException:
+            # An interrupt that waited for the installation to end finds it done.
+            uninstall_all(target)
             loading.close()
             raise
         report = LoadReport(
@@ -249,7 +251,7 @@ class _Loading:
             if self.on_untrusted == "error":
                 raise CheckpointError(f"{self._where(saved)} cannot be used: {reason}")
             return reason, found
-        if found.obstacle and self.on_mismatch != "rebuild":
+        if found.obstacle and not (found.rebuildable and self.on_mismatch == "rebuild"):
             return self._mismatch(saved, found.obstacle), found
         return "", found
 
@@ -283,17 +285,24 @@ class _Loading:
 
     def _load(self, saved: SavedChoice, reason: str, found: Verdict) -> None:
         if not reason:
-            try:
-                self._make(saved, found)
-            except CheckpointError:
-                raise
-            except _NotUsed as error:
-                reason = self._mismatch(saved, str(error))
-            except Exception as error:
-                reason = self._mismatch(saved, f"it fails to load: {type(error).__name__}: {error}")
-            else:
-                return
-        self._note(saved, "eager", reason)
+            anew = saved.recompiles or bool(found.obstacle)
+            reason = self._attempt(saved, found.doubt, anew=anew, because=found.obstacle)
+            if reason and not anew and self.on_mismatch == "rebuild":
+                reason = self._attempt(saved, "", anew=True, because=reason)
+        if reason:
+            self._note(saved, "eager", reason)
+
+    def _attempt(self, saved: SavedChoice, doubt: str, *, anew: bool, because: str) -> str:
+        """Why the choice can't be used after all, or nothing if it now stands in `entries`."""
+        try:
+            self._make(saved, doubt, anew=anew, because=because)
+        except CheckpointError:
+            raise
+        except _NotUsed as error:
+            return self._mismatch(saved, str(error))
+        except Exception as error:
+            return self._mismatch(saved, f"it fails to load: {type(error).__name__}: {error}")
+        return ""
 
     def _note(
         self,
@@ -310,47 +319,41 @@ class _Loading:
             LoadedChoice(choice.path, choice.method, saved.signature.label, label, status, reason, seconds, notes)
         )
 
-    def _make(self, saved: SavedChoice, found: Verdict) -> None:
+    def _make(self, saved: SavedChoice, doubt: str, *, anew: bool, because: str) -> None:
         """Load or build one executable and test what has to be tested; it then stands in `entries`."""
-        anew = saved.recompiles or bool(found.obstacle)
-        doubted = bool(found.doubt) and not anew
-        if doubted and not saved.golden:
-            if self.on_mismatch != "rebuild":
-                raise _NotUsed(
-                    f"{found.doubt}, and there are no golden samples to show that its numbers are right here"
-                )
-            anew, doubted = True, False
         defer = anew and self.compile == "first_call" and not self.self_test and not saved.signature.facts.mutated
-        where = module_name(saved.choice.path, saved.choice.method)
+        label, where = saved.choice.candidate.label, module_name(saved.choice.path, saved.choice.method)
 
         def progress(phase: str, fraction: float | None) -> None:
-            self.progress(f"{where}: {saved.choice.candidate.label}: {phase}", fraction)
+            self.progress(f"{where}: {label}: {phase}", fraction)
 
         progress("waiting for its first call" if defer else "building" if anew else "loading", None)
-        module = self.modules[saved.choice.path]
+        module, devices = self.modules[saved.choice.path], self._devices(saved)
         start = time.perf_counter()
-        made = make(self.archive, saved, module, self._devices(saved), progress, anew=anew, defer=defer)
+        made = make(self.archive, saved, module, devices, progress, anew=anew, defer=defer)
         seconds = time.perf_counter() - start
         try:
-            if self.self_test or doubted or found.obstacle:
-                self._test(made, saved, progress)
+            notes = made.executable.notes + self._tested(made, saved, doubt, progress)
         except BaseException:
             made.executable.close()
             raise
-        signature = on_devices(saved.signature, self._devices(saved))
+        signature = on_devices(saved.signature, devices)
         choice = replace(saved.choice, signature=signature.key)
-        # Golden samples and what they hold in memory are needed no longer.
+        # Golden samples, and the memory they hold, are needed no longer.
         job = replace(made.job, samples=(), progress=_silent)
         self.entries.append(InstalledExecutable(choice, signature, saved.trial, made.executable, job))
-        status: LoadStatus = "deferred" if defer else "rebuilt" if anew else "loaded"
-        notes = made.executable.notes
-        if doubted:
-            notes += (f"{found.doubt}; its numbers are right on the golden samples",)
-        if found.obstacle:
-            notes += (f"built again: {found.obstacle}",)
-        self._note(saved, status, seconds=seconds, notes=notes)
+        if because:
+            notes += (f"built again: {because}",)
+        self._note(saved, "deferred" if defer else "rebuilt" if anew else "loaded", seconds=seconds, notes=notes)
 
-    def _test(self, made: Made, saved: SavedChoice, progress: Progress) -> None:
+    def _tested(self, made: Made, saved: SavedChoice, doubt: str, progress: Progress) -> tuple[str, ...]:
+        """Notes on the golden samples' run, where one was asked for or is needed. Raises _NotUsed if numbers are wrong."""
+        if not (self.self_test or doubt):
+            return ()
+        if not made.goldens:
+            if doubt:
+                raise _NotUsed(f"{doubt}, and no golden samples show that its numbers are right here")
+            return ("not tested: the file has no golden samples for it that can be used here",)
         progress("comparing golden samples", None)
         tests = numbers_of(made.executable, made.job, made.goldens, saved, self.manifest.plan.tolerance)
         problem = numbers_problem(tests, saved)
@@ -360,13 +363,18 @@ class _Loading:
         self.tests += tests
         if problem is not None:
             raise _NotUsed(problem)
+        return (f"{doubt}; its numbers are right on the golden samples",) if doubt else ()
 
     def _prepared(self) -> list[Installed]:
         """The dispatch of every method, generated but not installed."""
         groups: dict[tuple[str, str], list[InstalledExecutable]] = {}
         for entry in self.entries:
             groups.setdefault((entry.choice.path, entry.choice.method), []).append(entry)
-        return [
-            prepare(self.modules[path], method, path, entries, self.manifest.plan)
-            for (path, method), entries in groups.items()
-        ]
+        prepared = []
+        for (path, method), entries in groups.items():
+            try:
+                prepared.append(prepare(self.modules[path], method, path, entries, self.manifest.plan))
+            except Exception as error:
+                name = module_name(path, method)
+                raise CheckpointError(f"{name} of {self.archive.path} cannot be installed: {error}") from error
+        return prepared

@@ -173,13 +173,14 @@ def _warn_failed(job: BuildJob, error: Exception) -> None:
 
 
 def _remove_at_end(executable: Executable, folder: Path) -> None:
-    """Remove the folder when the executable is closed, forgotten, or the process ends."""
+    """Remove the folder when the executable is closed, forgotten, or the process ends. Closing twice does nothing."""
     finalizer = weakref.finalize(executable, _remove, folder, os.getpid())
-    close = executable.close
+    closing = [executable.close]
 
     def close_and_remove() -> None:
-        close()
-        finalizer()
+        if closing:
+            closing.pop()()
+            finalizer()
 
     executable.close = close_and_remove
 
