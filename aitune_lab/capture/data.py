@@ -51,7 +51,9 @@ class Understood:
         try:
             return copy.deepcopy(self.items, memo)
         except Exception as error:
-            raise DataError(f"the data holds something that can't be copied, so it can't be run more than once: {error}") from error
+            raise DataError(
+                f"the data holds something that can't be copied, so it can't be run more than once: {error}"
+            ) from error
 
 
 def as_call(item: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -95,9 +97,13 @@ def understand(
     if batch_sizes is None:
         items = tuple(Item(*as_call(item)) for item in itertools.islice(_items(source), MAX_ITEMS))
         if not items:
-            raise DataError(f"data must hold at least one item, but got {_said(data)}. Pass inputs that the target takes")
-        return Understood(items, f"{len(items)} item{'s' if len(items) > 1 else ''} of {_said(source)}, each one call as it stands")
-    if not batch_sizes or any(not isinstance(b, int) or b < 1 for b in batch_sizes):
+            raise DataError(
+                f"data must hold at least one item, but got {_said(data)}. Pass inputs that the target takes"
+            )
+        return Understood(
+            items, f"{len(items)} item{'s' if len(items) > 1 else ''} of {_said(source)}, each one call as it stands"
+        )
+    if not batch_sizes or any(b < 1 or b != int(b) for b in batch_sizes):
         raise DataError(f"batch_sizes must be positive whole numbers, but got {list(batch_sizes)!r}")
     if max_batches_per_batch_size < 1:
         raise DataError(f"max_batches_per_batch_size must be at least 1, but got {max_batches_per_batch_size}")
@@ -153,7 +159,9 @@ def _length(value: Any) -> int | None:
         return value.shape[0] if value.ndim else None
     if isinstance(value, list):
         return len(value)
-    parts = value.values() if isinstance(value, (dict, collections.UserDict)) else value if isinstance(value, tuple) else ()
+    parts = (
+        value.values() if isinstance(value, (dict, collections.UserDict)) else value if isinstance(value, tuple) else ()
+    )
     return next((n for n in map(_length, parts) if n is not None), None)
 
 
@@ -180,7 +188,9 @@ def collate(samples: Sequence[Any]) -> Any:
     if isinstance(first, torch.Tensor):
         shapes = {tuple(s.shape) for s in samples}
         if len(shapes) > 1:
-            raise DataError(f"samples of one batch must have equal shapes, but got {sorted(shapes)}. Pad them, or pass batches and no batch_sizes")
+            raise DataError(
+                f"samples of one batch must have equal shapes, but got {sorted(shapes)}. Pad them, or pass batches and no batch_sizes"
+            )
         return torch.stack(list(samples))
     if isinstance(first, np.ndarray):
         return np.stack(list(samples))
@@ -193,5 +203,7 @@ def collate(samples: Sequence[Any]) -> Any:
     if isinstance(first, list):
         return [collate([s[i] for s in samples]) for i in range(len(first))]
     if any(type(s) is not type(first) or s != first for s in samples):
-        raise DataError(f"values that are no tensors or strings must be equal within a batch, but got {samples[0]!r} and others")
+        raise DataError(
+            f"values that are no tensors or strings must be equal within a batch, but got {samples[0]!r} and others"
+        )
     return first

@@ -11,15 +11,16 @@ from typing import Any
 import torch
 
 from ..errors import DataError, TargetError
+from ..schema import leaf_label
+from .calls import CallForm
 from .data import Understood, understand
 from .interrupts import guarded
 from .probe import why_not
-from .recorder import Recording, is_tensor
-from .structure import describe_leaf, flatten, flatten_call
-from .calls import CallForm
+from .recorder import Recording
+from .state import preserved
+from .structure import describe_leaf, flatten, flatten_call, is_tensor
 from .swap import SwappedMethod, original_method, restore, swap
-from .tree import Found, find_modules, tuned_methods, unit_path
-from ..schema import leaf_label
+from .tree import Found, find_modules, outermost, tuned_methods, unit_path
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,9 @@ def run_item(target: Any, function: Callable[..., Any] | None, args: tuple[Any, 
         return call(*args, **kwargs)
     except Exception as error:
         shown = ", ".join([*(leaf_label(describe_leaf(x, p)) for x, p in _leaves(args, kwargs))])
-        raise DataError(f"the target rejected an item of the data ({shown}): {type(error).__name__}: {error}") from error
+        raise DataError(
+            f"the target rejected an item of the data ({shown}): {type(error).__name__}: {error}"
+        ) from error
 
 
 def _leaves(args: tuple[Any, ...], kwargs: Any) -> list[tuple[Any, str]]:
@@ -280,7 +283,9 @@ def inspect(
             "in attributes, lists, tuples or dicts"
         )
     if iterations < 1 or warmup < 0:
-        raise DataError(f"iterations >= 1 and warmup >= 0 must hold, but got (iterations={iterations}, warmup={warmup})")
+        raise DataError(
+            f"iterations >= 1 and warmup >= 0 must hold, but got (iterations={iterations}, warmup={warmup})"
+        )
     understood = understand(
         data,
         takes=takes(target, inference_function),
@@ -288,15 +293,29 @@ def inspect(
         max_batches_per_batch_size=max_batches_per_batch_size,
     )
     timer = _Timer(found)
+    with preserved(outermost(found)):
+        called, seconds = _timed_passes(found, timer, target, inference_function, understood, warmup, iterations)
+    rows, modules = _rows(found, timer, called, seconds)
+    return Inspection(target, tuple(rows), seconds / iterations, understood.sentence, iterations, _modules=modules)
+
+
+def _timed_passes(
+    found: Sequence[Found],
+    timer: _Timer,
+    target: Any,
+    function: Callable[..., Any] | None,
+    understood: Understood,
+    warmup: int,
+    iterations: int,
+) -> tuple[dict[int, list[str]], float]:
     with torch.no_grad(), timer.running(lambda module: ["forward", *tuned_methods(type(module))]):
         for _ in range(max(1, warmup)):
-            _pass(target, inference_function, understood)
+            _pass(target, function, understood)
     called = _entry_methods(found, timer)
     timer.reset()
     with torch.no_grad(), timer.running(lambda module: called[id(module)]):
-        seconds = sum(_pass(target, inference_function, understood) for _ in range(iterations))
-    rows, modules = _rows(found, timer, called, seconds)
-    return Inspection(target, tuple(rows), seconds / iterations, understood.sentence, iterations, _modules=modules)
+        seconds = sum(_pass(target, function, understood) for _ in range(iterations))
+    return called, seconds
 
 
 def _pass(target: Any, function: Callable[..., Any] | None, understood: Understood) -> float:

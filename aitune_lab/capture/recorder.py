@@ -70,7 +70,9 @@ def clone_leaf(leaf: Any) -> Any:
         with torch.inference_mode(False), torch.no_grad():
             return copy.deepcopy(leaf)
     except Exception as error:
-        raise DataError(f"an argument of class {type(leaf).__name__} cannot be copied for recording: {error}") from error
+        raise DataError(
+            f"an argument of class {type(leaf).__name__} cannot be copied for recording: {error}"
+        ) from error
 
 
 @dataclass
@@ -138,7 +140,9 @@ class Recorder:
     Nested calls of another recorded method are recorded too; a method that calls itself is recorded once.
     """
 
-    def __init__(self, units: Iterable[tuple[str, torch.nn.Module, str]], *, samples: int = 2, max_bytes: int = 1 << 30):
+    def __init__(
+        self, units: Iterable[tuple[str, torch.nn.Module, str]], *, samples: int = 2, max_bytes: int = 1 << 30
+    ):
         self.recordings = [
             Recording(path, module, method, CallForm(original_method(module, method))) for path, module, method in units
         ]
@@ -239,7 +243,9 @@ def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _emptied(flat: Flat) -> Flat:
-    leaves = [torch.empty_like(x, device="meta") if is_tensor(x) and x.layout is torch.strided else x for x in flat.leaves]
+    leaves = [
+        torch.empty_like(x, device="meta") if is_tensor(x) and x.layout is torch.strided else x for x in flat.leaves
+    ]
     return Flat(flat.node, leaves, flat.paths)
 
 

@@ -158,7 +158,9 @@ class _Names:
 
     def declare(self, sizes: tuple[int, ...], dim: DynamicDim) -> None:
         if not all(dim.min <= size <= dim.max for size in sizes):
-            raise DataError(f"sizes of dimension {dim.name!r} must be from {dim.min} to {dim.max}, but the data has {sizes}")
+            raise DataError(
+                f"sizes of dimension {dim.name!r} must be from {dim.min} to {dim.max}, but the data has {sizes}"
+            )
         if self.vectors.setdefault(dim.name, sizes) != sizes:
             raise DataError(
                 f"dimensions named {dim.name!r} must be equal at every call, but the data has {self.vectors[dim.name]} and {sizes}"
@@ -232,7 +234,7 @@ def _outputs(shapes: list[CallShape], names: _Names) -> tuple[Any, tuple[Leaf, .
             device = str(shapes[0].samples[0].tensors()[0].device) if shapes[0].samples[0].tensors() else "cpu"
             dims: list[Dim] = []
             for axis in range(len(leaf.dims)):
-                sizes = {}
+                sizes: dict[int, int] = {}
                 unknown = False
                 for (i, _), x in zip(flats, seen, strict=True):
                     size = int(x.dims[axis])  # type: ignore[union-attr]

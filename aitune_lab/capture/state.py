@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -86,3 +88,14 @@ class Snapshot:
                         value.extend(original) if isinstance(value, list) else value.update(original)
                     else:
                         child.__dict__[key] = original
+
+
+@contextmanager
+def preserved(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Run something and put the modules' buffers and attributes back: what we run for our own ends leaves no trace."""
+    snapshots = [Snapshot(module) for module in modules]
+    try:
+        yield
+    finally:
+        for snapshot in snapshots:
+            snapshot.restore()

@@ -254,7 +254,11 @@ def value_from_text(type_name: str, text: str) -> Any:
     if cls is torch.Size:
         return torch.Size(ast.literal_eval(text.removeprefix("torch.Size(").removesuffix(")")))
     if cls is torch.device:
-        return torch.device(*ast.literal_eval("(" + text.removeprefix("device(").removesuffix(")").replace("type=", "").replace("index=", "") + ",)"))
+        return torch.device(
+            *ast.literal_eval(
+                "(" + text.removeprefix("device(").removesuffix(")").replace("type=", "").replace("index=", "") + ",)"
+            )
+        )
     if cls in (torch.dtype, torch.layout, torch.memory_format):
         return getattr(torch, text.removeprefix("torch."))
     if cls is not None and issubclass(cls, enum.Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +99,13 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
                     yield name, getattr(value, name)
 
 
+def outermost(found: Iterable[Found]) -> list[torch.nn.Module]:
+    """The modules of a target that lie in no other one."""
+    items = list(found)
+    inner = {id(child) for item in items for child in item.module.modules() if child is not item.module}
+    return [item.module for item in items if id(item.module) not in inner]
+
+
 def tuned_methods(cls: type) -> list[str]:
     """Public methods of a module's class, beside `forward`, that could be entry points (`encode`, `decode`)."""
     names: list[str] = []
@@ -106,6 +113,10 @@ def tuned_methods(cls: type) -> list[str]:
         if base is torch.nn.Module:
             break
         for name, value in vars(base).items():
-            if isinstance(value, types.FunctionType) and not name.startswith("_") and not hasattr(torch.nn.Module, name):
+            if (
+                isinstance(value, types.FunctionType)
+                and not name.startswith("_")
+                and not hasattr(torch.nn.Module, name)
+            ):
                 names.append(name)
     return list(dict.fromkeys(names))

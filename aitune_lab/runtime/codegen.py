@@ -43,6 +43,13 @@ def keywords_given(pairs: Sequence[tuple[str, Any]], extra: dict[str, Any] | Non
     return {**given, **extra} if extra else given
 
 
+def stars(parameter: Parameter) -> str:
+    """The stars before a parameter in a definition."""
+    if parameter.kind is Parameter.VAR_POSITIONAL:
+        return "*"
+    return "**" if parameter.kind is Parameter.VAR_KEYWORD else ""
+
+
 class FunctionWriter:
     """Source and namespace of one generated function.
 
@@ -52,7 +59,9 @@ class FunctionWriter:
     def __init__(self, form: CallForm) -> None:
         self.form = form
         self.names = [p.name for p in form.parameters]
-        self.prefix = next(p for p in (f"_a{i}_" for i in itertools.count()) if not any(n.startswith(p) for n in self.names))
+        self.prefix = next(
+            p for p in (f"_a{i}_" for i in itertools.count()) if not any(n.startswith(p) for n in self.names)
+        )
         self.namespace: dict[str, Any] = {}
         self.lines: list[str] = []
         self.tensors: list[str] = []
@@ -80,7 +89,7 @@ class FunctionWriter:
                 parts.append("*")
                 seen_star = True
             default = f"={unset}" if p.default is not Parameter.empty else ""
-            star = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}.get(p.kind, "")
+            star = stars(p)
             seen_star = seen_star or p.kind is Parameter.VAR_POSITIONAL
             parts.append(f"{star}{p.name}{default}")
             last = i + 1 == len(parameters) or parameters[i + 1].kind is not Parameter.POSITIONAL_ONLY
@@ -124,7 +133,7 @@ class FunctionWriter:
         leaves = iter(signature.leaves)
         inputs = dict(zip(signature.inputs.keys, signature.inputs.children, strict=True))
         for p in self.form.parameters:
-            key = {Parameter.VAR_POSITIONAL: f"*{p.name}", Parameter.VAR_KEYWORD: f"**{p.name}"}.get(p.kind, p.name)
+            key = stars(p) + p.name
             if key in inputs:
                 self._emit(p.name, inputs[key], leaves, miss)
             elif miss is not None and p.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
@@ -173,7 +182,9 @@ class FunctionWriter:
             if leaf.holder == "numpy":
                 array, convert = self.name(np.ndarray), self.name(torch.from_numpy)
                 if miss is not None:
-                    self.lines.append(f"if type({held}) is not {array} or {held}.dtype.str not in {_numpy_names(leaf.dtype)}: {miss}")
+                    self.lines.append(
+                        f"if type({held}) is not {array} or {held}.dtype.str not in {_numpy_names(leaf.dtype)}: {miss}"
+                    )
                 self.lines.append(f"{held} = {convert}({held})")
             self.tensors.append(held)
             return
@@ -192,8 +203,14 @@ class FunctionWriter:
         cls = self.name(resolve_type(leaf.type))
         held = self.name()
         value = value_from_text(leaf.type, leaf.text) if leaf.type.startswith("builtins:") else None
-        simple = isinstance(value, (int, str, bytes)) or (isinstance(value, float) and value != 0 and not math.isnan(value))
-        test = f"{held} != {value!r}" if simple and value not in (math.inf, -math.inf) else f"{self.name(value_text)}({held}) != {leaf.text!r}"
+        simple = isinstance(value, (int, str, bytes)) or (
+            isinstance(value, float) and value != 0 and not math.isnan(value)
+        )
+        test = (
+            f"{held} != {value!r}"
+            if simple and value not in (math.inf, -math.inf)
+            else f"{self.name(value_text)}({held}) != {leaf.text!r}"
+        )
         self.lines.append(f"{held} = {expression}")
         self.lines.append(f"if type({held}) is not {cls} or {test}: {miss}")
 

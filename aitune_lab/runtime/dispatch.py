@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 MAX_REASONS = 32
 EXPLAINED_MISSES = 200
-GRADIENTS = "gradients are wanted here; call it under torch.inference_mode() or torch.no_grad() to use the tuned executable"
+GRADIENTS = (
+    "gradients are wanted here; call it under torch.inference_mode() or torch.no_grad() to use the tuned executable"
+)
 
 
 class Counter:
@@ -167,7 +169,9 @@ class MethodDispatch:
         parts = "".join(f"{e}, " for e in check.key_of(tensors))
         w.lines.append(f"  {key} = ({parts}{inference}())")
         w.lines.append(f"  {found} = {memo}.get({key})")
-        w.lines.append(f"  if ({found} is None or not {found}({all_tensors})) and not {learn}({key}, {all_tensors}): {miss}")
+        w.lines.append(
+            f"  if ({found} is None or not {found}({all_tensors})) and not {learn}({key}, {all_tensors}): {miss}"
+        )
         w.lines.append("else:")
         w.lines.append(f"  {slow}")
 
@@ -283,5 +287,9 @@ class MethodDispatch:
                 if isinstance(leaf, TensorLeaf) and leaf.holder == "numpy":
                     continue
                 return 2, f"{path} is a {type(value).__name__}, tuned for {leaf_label(leaf)}"
-        tensors = tuple(torch.as_tensor(x) for x, leaf in zip(flat.leaves, signature.leaves, strict=True) if isinstance(leaf, TensorLeaf))
+        tensors = tuple(
+            torch.as_tensor(x)
+            for x, leaf in zip(flat.leaves, signature.leaves, strict=True)
+            if isinstance(leaf, TensorLeaf)
+        )
         return 1, TensorCheck(signature).problem(tensors) or "the arguments' classes differ"

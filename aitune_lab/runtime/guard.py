@@ -56,7 +56,9 @@ class TensorCheck:
                 if rest or sizes.setdefault(name, quotient) != quotient:
                     return f"{leaf.path} has size {size} in dimension {axis}, where {dim} is {sizes[name] * int(factor or 1)}"
                 if not low <= quotient <= high:
-                    return f"{leaf.path} has size {size} in dimension {axis}: {name}={quotient} is outside {low} to {high}"
+                    return (
+                        f"{leaf.path} has size {size} in dimension {axis}: {name}={quotient} is outside {low} to {high}"
+                    )
         return None
 
     def learn(self, key: Any, *tensors: Any) -> bool:
@@ -91,8 +93,8 @@ def compiled_check(tensors: tuple[Any, ...]) -> Callable[..., bool] | None:
         return None
     from torch._C._dynamo.guards import TensorGuards
 
-    sizes = [list(t.shape) for t in tensors]
-    strides: list[list[None]] = [[None] * t.dim() for t in tensors]
+    sizes: Any = [list(t.shape) for t in tensors]
+    strides: Any = [[None] * t.dim() for t in tensors]
     check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
 
@@ -105,7 +107,9 @@ def guards_work() -> bool:
 
         with torch.inference_mode(False), torch.no_grad():
             tensor = torch.zeros(2, 3)
-            check = TensorGuards(tensor, dynamic_dims_sizes=[[2, 3]], dynamic_dims_strides=[[None, None]]).check
+            sizes: Any = [[2, 3]]
+            strides: Any = [[None, None]]
+            check = TensorGuards(tensor, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
             fits = [check(torch.ones(2, 3)), check(torch.ones(3, 2).t())]
             misfits = [torch.ones(2, 4), torch.ones(2, 3, 1), torch.ones(2, 3, dtype=torch.float64), torch.ones(3, 3)]
             return all(fits) and not any(map(operator.truth, map(check, misfits)))

@@ -157,9 +157,14 @@ class Stats:
         for s in self.signatures:
             state = " (stale: runs the original)" if s.stale else ""
             extra = f", {s.uncovered} of them by the original" if s.uncovered else ""
-            lines.append(f"{s.path or '(model)'}.{s.method}{s.signature}: {s.calls} calls by {s.candidate}{extra}{state}")
+            lines.append(
+                f"{s.path or '(model)'}.{s.method}{s.signature}: {s.calls} calls by {s.candidate}{extra}{state}"
+            )
         for m in self.methods:
-            lines.extend(f"{m.path or '(model)'}.{m.method}: {n} by the original: {reason}" for reason, n in m.to_original.items())
+            lines.extend(
+                f"{m.path or '(model)'}.{m.method}: {n} by the original: {reason}"
+                for reason, n in m.to_original.items()
+            )
         return "\n".join(lines) or "nothing is tuned here"
 
 

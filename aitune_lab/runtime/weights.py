@@ -45,7 +45,9 @@ def content_digest(module: torch.nn.Module) -> str:
     """Digest of names, shapes, dtypes and values of all parameters and buffers; shared tensors count once."""
     digest = hashlib.blake2b(digest_size=16)
     seen: dict[int, str] = {}
-    tensors = itertools.chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    tensors = itertools.chain(
+        module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+    )
     for name, tensor in tensors:
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}:{seen.get(id(tensor), '')}".encode())
         if id(tensor) not in seen and tensor.numel() and not tensor.is_meta:
@@ -54,7 +56,7 @@ def content_digest(module: torch.nn.Module) -> str:
             flat = dense.cpu().contiguous().flatten()
             for start in range(0, flat.numel(), 1 << 24):
                 part = flat[start : start + (1 << 24)]
-                digest.update(memoryview(part.view(torch.uint8).numpy()))
+                digest.update(part.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -90,7 +92,7 @@ class WeightWatch:
         with torch.no_grad():
             slots = list(slots_of(module))
             self._slots = slots
-            self._tensors = [holder[name] for holder, name in slots]
+            self._tensors: list[Any] = [holder[name] for holder, name in slots]
             self._pointers = [t.data_ptr() if t.layout is torch.strided else 0 for t in self._tensors]
             self._versions = [version_of(t) for t in self._tensors]
             self._samples = [repr(_sampled(t)) for t in self._tensors]
@@ -194,7 +196,9 @@ class WeightWatch:
             len(slots) == len(self._slots)
             and all(map(is_, tensors, self._tensors))
             and [child.training for child in module.modules()] == self._training
-            and all(t.layout is not torch.strided or t.data_ptr() == p for t, p in zip(tensors, self._pointers, strict=True))
+            and all(
+                t.layout is not torch.strided or t.data_ptr() == p for t, p in zip(tensors, self._pointers, strict=True)
+            )
             and not any(self._changed_version(i) for i in range(len(tensors)))
             and all(repr(_sampled(t)) == s for t, s in zip(tensors, self._samples, strict=True))
         )

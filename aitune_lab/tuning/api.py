@@ -66,7 +66,9 @@ def wrap(
     notes: list[tuple[torch.nn.Module, str | None]] = []
     for item in chosen:
         method = item.method if isinstance(item, InspectedModule) else None
-        module = item.module if isinstance(item, InspectedModule) else by_path.get(item) if isinstance(item, str) else item
+        module = (
+            item.module if isinstance(item, InspectedModule) else by_path.get(item) if isinstance(item, str) else item
+        )
         if not isinstance(module, torch.nn.Module) or id(module) not in held:
             raise TargetError(f"modules must be among those of the target, {sorted(by_path)[:20]}, but got {item!r}")
         notes.append((module, method))
@@ -75,7 +77,7 @@ def wrap(
     return target
 
 
-def Module(  # noqa: N802 - the ecosystem's name: it stands where people wrote a wrapper class
+def Module(
     module: T,
     *,
     strategy: Strategy | StrategyConfig | str | None = None,

@@ -7,7 +7,7 @@ from ..schema import Choice, Event, Trial, from_data
 
 def line(event: Event) -> str | None:
     """One line for an event worth telling, None for the others."""
-    where = event.path if event.path else "(model)"
+    where = event.path or "(model)"
     data = event.data
     if event.kind == "log":
         return str(data.get("message", ""))
@@ -40,6 +40,8 @@ def trial_sentence(trial: Trial) -> str:
     for point in trial.points:
         if point.latency is not None and point.speedup is not None:
             noisy = ", disturbed" if point.latency.disturbed else ""
-            parts.append(f"{point.latency.median_ms:.3g} ms, {point.speedup:.2f} times as fast at {point.point.label}{noisy}")
+            parts.append(
+                f"{point.latency.median_ms:.3g} ms, {point.speedup:.2f} times as fast at {point.point.label}{noisy}"
+            )
     figures = "; ".join(parts) or "not timed"
     return f"{trial.candidate.label}: {figures}; {trial.error_class}, built in {trial.build_seconds:.1f} s"

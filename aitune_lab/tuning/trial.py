@@ -264,7 +264,8 @@ def _dispatched(bench: Bench, job: BuildJob, executable: Executable, trial: Tria
 def _compared(bench: Bench, built: Built, progress: Callable[[str, float | None], None]) -> Trial:
     """The trial with a comparison at every point. Out of tolerance its status is `ok` and its class `refused`."""
     assert built.call is not None and built.installed is not None
-    trial, results, reason = built.trial, [], ""
+    trial, reason = built.trial, ""
+    results: list[PointResult] = []
     dtypes = [p.dtype for p in bench.recording.module.parameters() if p.is_floating_point()]
     dtype = dtypes[0] if dtypes else None
     first_ms: float | None = None
@@ -292,7 +293,9 @@ def _compared(bench: Bench, built: Built, progress: Callable[[str, float | None]
     if executable.uncovered is not None and (missed := executable.uncovered()):
         total = sum(max(2, len(s)) for s in bench.recorded.samples.values())
         if missed >= total:
-            return replace(trial, status="refused", reason="every call needed a recompilation, so the original answered")
+            return replace(
+                trial, status="refused", reason="every call needed a recompilation, so the original answered"
+            )
         notes = (*notes, f"{missed} of {total} recorded calls ran the original (they would have recompiled)")
     return replace(trial, status="ok", reason=reason, points=tuple(results), first_call_ms=first_ms, notes=notes)
 
@@ -306,7 +309,10 @@ def contenders_at(bench: Bench, built: Built, point: Point) -> list[Contender]:
     """Eager and the candidate, on the same recorded calls."""
     assert built.call is not None
     original = original_method(bench.recording.module, bench.recording.method)
-    return [_contender(bench, "eager", original, point), _contender(bench, built.trial.candidate.label, built.call, point)]
+    return [
+        _contender(bench, "eager", original, point),
+        _contender(bench, built.trial.candidate.label, built.call, point),
+    ]
 
 
 def _contender(bench: Bench, label: str, function: Callable[..., Any], point: Point) -> Contender:
@@ -373,7 +379,9 @@ def eager_trial(bench: Bench, weights_digest: str, timings: Sequence[Trial]) -> 
         )
     key = trial_key(bench, Candidate("eager"), weights_digest)
     status: TrialStatus = "ok"
-    return Trial(key, bench.recording.path, bench.recorded.signature.key, Candidate("eager"), status, points=tuple(results))
+    return Trial(
+        key, bench.recording.path, bench.recorded.signature.key, Candidate("eager"), status, points=tuple(results)
+    )
 
 
 def as_error(error: BaseException) -> str:

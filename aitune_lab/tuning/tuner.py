@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,8 @@ from ..capture.inspector import InspectedModule, Inspection, inspect, run_item, 
 from ..capture.probe import probe, why_not
 from ..capture.recorder import Recorder, Recording
 from ..capture.signature import DynamicShapes, RecordedSignature, signatures_of
-from ..capture.tree import modules_of
+from ..capture.state import preserved
+from ..capture.tree import find_modules, modules_of, outermost
 from ..errors import DataError, PlanError, TargetError
 from ..measure.benchmark import Timing, measure
 from ..measure.blocks import MeasureLimits
@@ -34,6 +35,7 @@ from ..schema import (
     Event,
     EventKind,
     Plan,
+    Point,
     PointResult,
     Rule,
     StrategyConfig,
@@ -84,6 +86,7 @@ class _Unit:
     lists: list[Shortlist] = field(default_factory=list)
     built: list[dict[str, Built]] = field(default_factory=list)
     trials: list[list[Trial]] = field(default_factory=list)
+    contexts: list[ChoiceContext] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
     depth: int = 0
 
@@ -179,7 +182,9 @@ class Tuner:
                 "modules": [unit.module.path for unit in units],
                 "trials": len(planned),
                 "estimated_seconds": estimated_seconds(planned, {}),
-                "estimated_bytes": sum(u.module.row.parameter_bytes * len(s.candidates) for u in units for s in u.lists),
+                "estimated_bytes": sum(
+                    u.module.row.parameter_bytes * len(s.candidates) for u in units for s in u.lists
+                ),
                 "understood": self.understood,
                 "limits": to_data(self.plan.limits),
             },
@@ -190,17 +195,20 @@ class Tuner:
                 for note in recorded.notes:
                     yield self._log(f"{unit.module.path or '(model)'}: {note}", "warning")
         if self.options.dry_run:
-            yield self._event("run_finished", data={"seconds": time.perf_counter() - self._start, "choices": 0, "dry_run": True})
+            yield self._event(
+                "run_finished", data={"seconds": time.perf_counter() - self._start, "choices": 0, "dry_run": True}
+            )
             return
         done = 0
         total = len(planned)
         while done < len(units):
             unit = units[done]
-            for event in self._tune_unit(unit, total):
-                yield event
+            yield from self._tune_unit(unit, total)
             children = self._children(unit, units)
             if children:
-                yield self._log(f"{unit.module.path or '(model)'} stays eager, so its {len(children)} children are tried")
+                yield self._log(
+                    f"{unit.module.path or '(model)'} stays eager, so its {len(children)} children are tried"
+                )
                 added = self._record(children)
                 for child in added:
                     child.depth = unit.depth + 1
@@ -241,7 +249,12 @@ class Tuner:
         chosen = list(self.modules) if self.modules is not None else self.inspection.get_modules()
         for item in chosen:
             row = by_path.get(item.path)
-            if self.modules is not None and row is not None and not row.tunable and self.options.on_module_failure == "raise":
+            if (
+                self.modules is not None
+                and row is not None
+                and not row.tunable
+                and self.options.on_module_failure == "raise"
+            ):
                 raise TargetError(f"module {item.path!r} can't be tuned: {row.reason}")
         kept = []
         for item in chosen:
@@ -287,7 +300,9 @@ class Tuner:
 
     def _nothing_to_tune(self) -> str:
         assert self.inspection is not None
-        reasons = sorted({f"{r.path or '(model)'}: {r.reason}" for r in self.inspection.rows if r.reason and r.depth <= 1})
+        reasons = sorted(
+            {f"{r.path or '(model)'}: {r.reason}" for r in self.inspection.rows if r.reason and r.depth <= 1}
+        )
         left = [r.path for r in self.inspection.rows if self._left_alone(r.path)]
         why = "; ".join(reasons[:5]) or (f"the plan leaves {left} alone" if left else "none ran")
         return f"no module of this {type(self.target).__name__} can be tuned ({why})"
@@ -305,14 +320,14 @@ class Tuner:
             max_bytes=self.plan.limits.max_sample_bytes,
         )
         no_grad = torch.no_grad() if torch.is_grad_enabled() else _nothing()
-        with no_grad, recorder.recording():
+        with no_grad, preserved(outermost(find_modules(self.target))), recorder.recording():
             for item in understood.fresh_items():
                 self._check_cancelled()
                 recorder.batch = item.batch
                 run_item(self.target, self.options.inference_function, item.args, item.kwargs)
         units = []
-        for item, recording in zip(cut, recorder.recordings, strict=True):
-            unit = self._unit(item, recording)
+        for chosen, recording in zip(cut, recorder.recordings, strict=True):
+            unit = self._unit(chosen, recording)
             if unit is not None:
                 units.append(unit)
         return units
@@ -339,6 +354,9 @@ class Tuner:
             unit.benches.append(self._bench(recording, recorded))
             unit.built.append({})
             unit.trials.append([])
+            complexity = {c.label: registry.get(c.backend).complexity for c in [EAGER, *unit.lists[-1].candidates]}
+            context = ChoiceContext(self.plan.tolerance, complexity=complexity, not_tried=unit.lists[-1].not_tried)
+            unit.contexts.append(replace(context, memory_limit_bytes=self.plan.limits.memory_bytes))
         return unit
 
     def _fail(self, path: str, reason: str) -> None:
@@ -380,15 +398,29 @@ class Tuner:
         """All candidates over all signatures of a unit, the cheapest candidates first, then the choices."""
         rule = self._rule(unit.module.path)
         strategy = self._strategy(rule)
-        order = sorted({c for s in unit.lists for c in s.candidates}, key=lambda c: min(_position(s, c) for s in unit.lists))
+        order = sorted(
+            {c for s in unit.lists for c in s.candidates}, key=lambda c: min(_position(s, c) for s in unit.lists)
+        )
+        stops_early = type(strategy).enough is not Strategy.enough and not (rule is not None and rule.action == "pin")
+        settled: set[int] = set()
         for candidate in order:
             for index, listed in enumerate(unit.lists):
-                if candidate in listed.candidates:
-                    yield from self._one_trial(unit, index, candidate, total, rule)
+                if candidate not in listed.candidates:
+                    continue
+                if index in settled:
+                    listed.not_tried[candidate.label] = "not tried: the first right and faster one was taken"
+                    continue
+                yield from self._one_trial(unit, index, candidate, total, rule)
+                if stops_early:
+                    decision = yield from self._decide(unit, index, strategy)
+                    if strategy.enough(decision):
+                        settled.add(index)
         for index in range(len(unit.signatures)):
             yield from self._choose(unit, index, strategy, rule)
 
-    def _one_trial(self, unit: _Unit, index: int, candidate: Candidate, total: int, rule: Rule | None) -> Iterator[Event]:
+    def _one_trial(
+        self, unit: _Unit, index: int, candidate: Candidate, total: int, rule: Rule | None
+    ) -> Iterator[Event]:
         self._check_cancelled()
         listed, bench = unit.lists[index], unit.benches[index]
         place = {"path": unit.module.path, "signature": bench.recorded.signature.key, "candidate": candidate}
@@ -396,7 +428,9 @@ class Tuner:
         if spent > limits.max_seconds or len(self.trials) >= limits.max_trials:
             what = f"{limits.max_seconds:.0f} s" if spent > limits.max_seconds else f"{limits.max_trials} trials"
             listed.not_tried[candidate.label] = f"not tried: the run's limit of {what} was reached"
-            yield self._log(f"{unit.module.path or '(model)'}: {candidate.label} {listed.not_tried[candidate.label]}", "warning")
+            yield self._log(
+                f"{unit.module.path or '(model)'}: {candidate.label} {listed.not_tried[candidate.label]}", "warning"
+            )
             return
         yield self._event("trial_started", **place, data={"index": len(self.trials), "total": total, "phase": "build"})
         start = time.perf_counter()
@@ -418,9 +452,7 @@ class Tuner:
         unit.built[index][candidate.label] = built
         self.trials[built.trial.key] = built.trial
         failed = built.trial.status != "ok" or built.trial.error_class == "refused"
-        yield self._event(
-            "trial_failed" if failed else "trial_finished", **place, data={"trial": to_data(built.trial)}
-        )
+        yield self._event("trial_failed" if failed else "trial_finished", **place, data={"trial": to_data(built.trial)})
 
     def _digest(self, module: torch.nn.Module) -> str:
         if id(module) not in self._digests:
@@ -438,31 +470,39 @@ class Tuner:
 
         return replace(trial, points=tuple(replace(p, weight=weight(p)) for p in trial.points))
 
-    def _choose(self, unit: _Unit, index: int, strategy: Strategy, rule: Rule | None) -> Iterator[Event]:
-        bench, listed, trials = unit.benches[index], unit.lists[index], unit.trials[index]
-        eager = self._weighted(bench, eager_trial(bench, self._digest(unit.module.module), trials))
+    def _eager(self, unit: _Unit, index: int) -> Trial:
+        bench = unit.benches[index]
+        eager = self._weighted(bench, eager_trial(bench, self._digest(unit.module.module), unit.trials[index]))
         self.trials[eager.key] = eager
-        complexity = {c.label: registry.get(c.backend).complexity for c in [EAGER, *listed.candidates]}
-        context = ChoiceContext(self.plan.tolerance, {}, {}, complexity, listed.not_tried)
+        return eager
+
+    def _decide(self, unit: _Unit, index: int, strategy: Strategy) -> Generator[Event, None, Decision]:
+        """The strategy's decision, with second looks at provisional winners until it stands."""
+        trials, eager = unit.trials[index], self._eager(unit, index)
+        decision = strategy.choose(trials, eager, unit.contexts[index])
+        while decision.second_look:
+            context, trial = unit.contexts[index], decision.second_look[0]
+            label = trial.candidate.label
+            yield self._log(f"{unit.module.path or '(model)'}: measuring {label} a second time")
+            confirmed, p_value = self._second_look(unit, index, trial, strategy, eager)
+            unit.contexts[index] = replace(
+                context,
+                confirmed={**context.confirmed, label: confirmed},
+                p_values={**context.p_values, label: p_value},
+            )
+            decision = strategy.choose(trials, eager, unit.contexts[index])
+        return decision
+
+    def _choose(self, unit: _Unit, index: int, strategy: Strategy, rule: Rule | None) -> Iterator[Event]:
         pinned = rule is not None and rule.action == "pin"
-        if pinned:
-            assert rule is not None
-            if listed.not_tried and rule.candidate != EAGER:
+        if rule is not None and rule.action == "pin":
+            listed = unit.lists[index]
+            if listed.not_tried and rule.candidate is not None and rule.candidate != EAGER:
                 reason = next(iter(listed.not_tried.values()))
-                raise PlanError(f"the pin of {rule.candidate.label if rule.candidate else ''} on {rule.pattern!r} can't be kept: {reason}")
-            decision = decide_pin(rule, trials, eager, self.plan.tolerance)
+                raise PlanError(f"the pin of {rule.candidate.label} on {rule.pattern!r} can't be kept: {reason}")
+            decision = decide_pin(rule, unit.trials[index], self._eager(unit, index), self.plan.tolerance)
         else:
-            decision = strategy.choose(trials, eager, context)
-            while decision.second_look:
-                label = decision.second_look[0].candidate.label
-                yield self._log(f"{unit.module.path or '(model)'}: measuring {label} a second time")
-                confirmed, p_value = self._second_look(unit, index, decision.second_look[0], strategy, eager, context)
-                context = replace(
-                    context,
-                    confirmed={**context.confirmed, label: confirmed},
-                    p_values={**context.p_values, label: p_value},
-                )
-                decision = strategy.choose(trials, eager, context)
+            decision = yield from self._decide(unit, index, strategy)
         choice = self._as_choice(unit, index, decision, pinned)
         unit.choices.append(choice)
         for label, built in unit.built[index].items():
@@ -477,27 +517,27 @@ class Tuner:
         )
 
     def _second_look(
-        self, unit: _Unit, index: int, trial: Trial, strategy: Strategy, eager: Trial, context: ChoiceContext
+        self, unit: _Unit, index: int, trial: Trial, strategy: Strategy, eager: Trial
     ) -> tuple[bool, float]:
         """Fresh blocks at the points that decide: the candidate must be faster again, weighted as the first time."""
-        bench = unit.benches[index]
-        built = unit.built[index][trial.candidate.label]
-        weights = {p.point: p.weight for p in trial.points}
-        looked = len(unit.lists[index].candidates)
-        worst, gains = 0.0, 0.0
-        for point in strategy.decisive_points(trial, eager, context):
-            timing = time_point(bench, built, point, seed=1)
-            verdict = faster(timing, trial.candidate.label, "eager", alpha=0.01 / max(1, looked))
-            measured = timing.measurements
-            gain = measured["eager"].median_ms - measured[trial.candidate.label].median_ms
-            gains += weights.get(point, 1.0) * gain
-            worst = max(worst, verdict.p_value if gain > 0 else 0.0)
-        return gains > 0 and worst <= 0.01 / max(1, looked), worst
+        bench, label, context = unit.benches[index], trial.candidate.label, unit.contexts[index]
+        built = unit.built[index][label]
+        points = strategy.decisive_points(trial, eager, context)
+        weights = {p.point: p.weight if len(points) > 1 else 1.0 for p in trial.points}
+        timings = {point: time_point(bench, built, point, seed=1) for point in points}
+        # The candidates already looked at took their share of alpha (Holm's step-down).
+        alpha = 0.01 / max(1, len(unit.lists[index].candidates) - len(context.confirmed))
+        verdict = faster(weighted_sum(timings, weights, (label, "eager")), label, "eager", alpha=alpha)
+        return verdict.is_faster, verdict.p_value
 
     def _as_choice(self, unit: _Unit, index: int, decision: Decision, pinned: bool) -> Choice:
         trial, signature = decision.winner, unit.signatures[index].signature
         speedups = [p.speedup for p in trial.points if p.speedup is not None and p.weight]
-        costs = [(p.weight * p.latency.median_ms, p.weight * p.eager.median_ms) for p in trial.points if p.latency and p.eager]
+        costs = [
+            (p.weight * p.latency.median_ms, p.weight * p.eager.median_ms)
+            for p in trial.points
+            if p.latency and p.eager
+        ]
         overall = sum(e for _, e in costs) / sum(c for c, _ in costs) if costs and speedups else None
         return Choice(
             unit.module.path,
@@ -567,7 +607,12 @@ class Tuner:
                     if p.latency is not None and p.eager is not None:
                         saving += p.calls * (p.eager.median_ms - p.latency.median_ms) / 1000
         before = self.inspection.seconds_per_iteration
-        return {"eager_seconds": before, "tuned_seconds": max(before - saving, 0.0), "kind": "estimate", "error": "unknown until measured"}
+        return {
+            "eager_seconds": before,
+            "tuned_seconds": max(before - saving, 0.0),
+            "kind": "estimate",
+            "error": "unknown until measured",
+        }
 
     def _close(self, units: Sequence[_Unit]) -> None:
         for unit in units:
@@ -575,6 +620,20 @@ class Tuner:
                 for built in held.values():
                     if built.installed is not None:
                         built.installed.executable.close()
+
+
+def weighted_sum(timings: Mapping[Point, Timing], weights: Mapping[Point, float], labels: Sequence[str]) -> Timing:
+    """Timings of several points as one: round by round the weighted sum of latencies; disturbed if any one is."""
+    rounds = min(len(t.blocks_ms[label]) for t in timings.values() for label in labels)
+    blocks = {
+        label: tuple(sum(weights[p] * t.blocks_ms[label][i] for p, t in timings.items()) for i in range(rounds))
+        for label in labels
+    }
+    measurements = {}
+    for label in labels:
+        held = [t.measurements[label] for t in timings.values()]
+        measurements[label] = next((m for m in held if m.disturbed), held[0])
+    return Timing(measurements, blocks)
 
 
 @contextmanager
@@ -609,4 +668,3 @@ def checked_modules(target: Any, modules: Sequence[Any], inspection: Inspection)
         row = rows[path]
         result.append(InspectedModule(path, inspection._modules[path], row.method, row))
     return result
-

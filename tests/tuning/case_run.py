@@ -1,0 +1,160 @@
+"""Runs a case as a user would: tune on its inputs, call with fresh ones, compare with an untouched copy."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aitune_lab.capture.data import as_call
+from aitune_lab.capture.structure import flatten, is_tensor
+from aitune_lab.errors import AituneError, AituneWarning, TargetError
+from aitune_lab.measure.benchmark import Timing
+from aitune_lab.runtime.installed import stats
+from aitune_lab.schema import Measurement, Plan
+from aitune_lab.tuning.api import make_tuner, run, unwrap
+from aitune_lab.tuning.strategies import OneBackendStrategy
+from aitune_lab.tuning.tuner import TuneOptions
+
+CASES = Path(__file__).parent.parent / "cases"
+NAMES = sorted(p.stem for p in CASES.glob("[0-9]*.py"))
+EXPORT_NAMES = sorted(p.stem for p in (CASES / "export").glob("g*.py"))
+
+
+@dataclass
+class Outcome:
+    """`verdict` is right, eager or WRONG; `dispatched` counts calls that the backend really answered."""
+
+    case: str
+    verdict: str
+    dispatched: int = 0
+    calls: int = 0
+    reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def load(name: str) -> Any:
+    """The case's `make`."""
+    path = next(CASES.rglob(f"{name}.py"))
+    known = sys.modules.get(f"case_{path.stem}")
+    if known is None:
+        spec = importlib.util.spec_from_file_location(f"case_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        known = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = known
+        spec.loader.exec_module(known)
+    return known.make
+
+
+def instant(contenders: Any, **_: Any) -> Timing:
+    """Every contender takes 1 ms: what is tested here is rightness."""
+    figures = Measurement(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 12, 1, "scripted", 1)
+    return Timing({c.label: figures for c in contenders}, {c.label: (1.0,) * 12 for c in contenders})
+
+
+def call(target: Any, item: Any, drain: bool) -> Any:
+    args, kwargs = as_call(item)
+    result = target(*args, **kwargs)
+    return list(result) if drain else result
+
+
+def close(expected: Any, actual: Any, rtol: float, atol: float) -> str | None:
+    """How two outputs differ; None if they don't."""
+    a, b = flatten(expected), flatten(actual)
+    if a.node != b.node:
+        return f"structure: {a.node} and {b.node}"
+    for path, x, y in zip(a.paths, a.leaves, b.leaves, strict=True):
+        if is_tensor(x):
+            if not is_tensor(y) or x.dtype != y.dtype or x.shape != y.shape:
+                return f"{path}: {x.dtype} {tuple(x.shape)} became {getattr(y, 'dtype', type(y))}"
+            if not torch.allclose(x.double(), y.double(), rtol=rtol, atol=atol, equal_nan=True):
+                return f"{path}: off by {(x.double() - y.double()).abs().nan_to_num().max().item():.3g}"
+        elif isinstance(x, float) and isinstance(y, float):
+            if abs(x - y) > atol + rtol * abs(x):
+                return f"{path}: {x!r} became {y!r}"
+        elif type(x) is not type(y) or (isinstance(x, (int, str, bool, type(None))) and x != y):
+            return f"{path}: {x!r} became {y!r}"
+    return None
+
+
+def run_case(name: str, backend: str, half: torch.dtype | None = None) -> Outcome:
+    """Tune a case on one backend and call the tuned target with the inputs of a fresh copy."""
+    make = load(name)
+    torch.manual_seed(1)
+    target, inputs, notes = make()
+    outcome = Outcome(name, "eager")
+    plan = Plan(strategy=OneBackendStrategy(backend).config())
+    tuner = make_tuner(target, inputs, plan, TuneOptions(meter=instant))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AituneWarning)
+        try:
+            result = run(tuner)
+        except TargetError as error:
+            outcome.reasons.append(str(error))
+            result = None
+        except AituneError as error:
+            outcome.reasons.append(f"{type(error).__name__}: {error}")
+            result = None
+        if result is not None:
+            outcome.reasons += [f"{c.path}: {c.reason}" for c in result.choices if c.candidate.backend == "eager"]
+            outcome.reasons += [f"{p}: {r}" for p, r in result.failures.items()]
+            outcome.notes += [n for t in result.trials.values() for n in t.notes]
+        plain, plain_inputs, _ = make()
+        _, fresh_inputs, fresh_notes = make()
+        drain = bool(notes.get("drain"))
+        with torch.no_grad():
+            torch.manual_seed(7)
+            expected = [call(plain, item, drain) for item in plain_inputs]
+            torch.manual_seed(7)
+            actual = [call(target, item, drain) for item in fresh_inputs]
+        problems = []
+        if notes.get("compare") != "check":
+            rtol, atol = notes.get("rtol", 1e-4), notes.get("atol", 1e-5)
+            differences = [close(e, a, rtol, atol) for e, a in zip(expected, actual, strict=True)]
+            problems += [d for d in differences if d is not None]
+        if fresh_notes.get("check") is not None:
+            try:
+                with torch.no_grad():
+                    fresh_notes["check"](target, fresh_inputs, actual)
+            except AssertionError as error:
+                problems.append(f"check: {error}")
+        counted = stats(target)
+    outcome.dispatched = counted.dispatched
+    outcome.calls = sum(s.calls for s in counted.signatures) + counted.misses
+    outcome.reasons += [
+        f"{m.path}: {n} by the original: {r}" for m in counted.methods for r, n in m.to_original.items()
+    ]
+    if problems:
+        outcome.verdict = "WRONG"
+        outcome.reasons = problems + outcome.reasons
+    elif outcome.dispatched:
+        outcome.verdict = "right"
+    unwrap(target)
+    return outcome
+
+
+if __name__ == "__main__":
+    import logging
+    import time
+
+    logging.disable(logging.WARNING)
+    names = sys.argv[2:] or [*NAMES, *EXPORT_NAMES]
+    total: dict[str, int] = {}
+    for case in names:
+        start = time.perf_counter()
+        try:
+            o = run_case(case, sys.argv[1])
+        except Exception as error:
+            o = Outcome(case, "CRASH", reasons=[f"{type(error).__name__}: {error}"])
+        total[o.verdict] = total.get(o.verdict, 0) + 1
+        print(
+            f"{case:32s} {o.verdict:6s} {o.dispatched}/{o.calls} {time.perf_counter() - start:.0f}s {' | '.join(o.reasons)[:230]}",
+            flush=True,
+        )
+    print(total)
