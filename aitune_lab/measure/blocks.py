@@ -6,6 +6,7 @@ import gc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -79,7 +80,7 @@ class Block:
     slices_ms: tuple[float, ...]
     device_ms: float | None
 
-    @property
+    @cached_property
     def latency_ms(self) -> float:
         return median(self.slices_ms)
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist, median
 
+import numpy as np
+
 _LARGEST_EXACT = 60
 
 
@@ -51,11 +53,11 @@ def signed_rank_p_value(differences: Sequence[float]) -> float:
         deviation = math.sqrt(sum(rank * rank for rank in doubled)) / 2
         return 1 - NormalDist().cdf((positive - mean - 1) / deviation)
     # How many of the 2^n assignments of signs give each sum of positive ranks.
-    ways = [1] + [0] * sum(doubled)
+    ways = np.zeros(sum(doubled) + 1)
+    ways[0] = 1
     for rank in doubled:
-        for total in range(len(ways) - 1, rank - 1, -1):
-            ways[total] += ways[total - rank]
-    return float(sum(ways[positive:]) / 2**n)
+        ways[rank:] += ways[:-rank].copy()
+    return float(ways[positive:].sum() / ways.sum())
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
