@@ -128,7 +128,11 @@ class Backend(ABC):
     def candidate(self) -> Candidate:
         """This backend with its config as a candidate: the fields that differ from their defaults, by name."""
         options = tuple(
-            sorted((f.name, getattr(self.config, f.name)) for f in fields(self.config) if getattr(self.config, f.name) != f.default)
+            sorted(
+                (f.name, getattr(self.config, f.name))
+                for f in fields(self.config)
+                if getattr(self.config, f.name) != f.default
+            )
         )
         return Candidate(self.name, options)
 

@@ -189,7 +189,7 @@ class _Compiled:
             "MISSED": _MISSED,
             "original": _own_code(job.original),
         }
-        exec(_WRAPPER, namespace)  # noqa: S102 - a constant text; each exec makes a new code object
+        exec(_WRAPPER, namespace)  # each exec makes a new code object
         self.wrapper: Callable[..., Any] = namespace["compiled_call"]
         self.patches = _mode_options(config.mode)
         fullgraph = config.fullgraph or config.freezing

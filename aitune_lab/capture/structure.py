@@ -134,7 +134,7 @@ def _parts(value: Any) -> tuple[Any, str, tuple[Any, ...], list[Any]] | None:
     if isinstance(value, tuple) and (hasattr(cls, "_fields") or hasattr(cls, "n_sequence_fields")):
         names = getattr(cls, "_fields", None) or tuple(map(str, range(len(value))))
         return "namedtuple", type_key(cls), tuple(names), list(value)
-    if isinstance(value, torch.Tensor) or isinstance(value, type):
+    if isinstance(value, (torch.Tensor, type)):
         return None
     if dataclasses.is_dataclass(value):
         names = tuple(f.name for f in dataclasses.fields(value) if hasattr(value, f.name))

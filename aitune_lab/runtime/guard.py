@@ -109,7 +109,8 @@ def guards_work() -> bool:
             tensor = torch.zeros(2, 3)
             sizes: Any = [[2, 3]]
             strides: Any = [[None, None]]
-            check = TensorGuards(tensor, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+            guards: Any = TensorGuards
+            check = guards(tensor, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
             fits = [check(torch.ones(2, 3)), check(torch.ones(3, 2).t())]
             misfits = [torch.ones(2, 4), torch.ones(2, 3, 1), torch.ones(2, 3, dtype=torch.float64), torch.ones(3, 3)]
             return all(fits) and not any(map(operator.truth, map(check, misfits)))

@@ -105,7 +105,9 @@ def refresh(target: Any) -> bool:
 
     Executables whose backend can swap weights take the new ones; the others run the original until tuned again.
     """
-    return all([item.dispatch.refresh() for item in installed_in(target)])
+    # Every one is asked, also after the first that doesn't hold.
+    hold = [item.dispatch.refresh() for item in installed_in(target)]
+    return all(hold)
 
 
 @dataclass(frozen=True)

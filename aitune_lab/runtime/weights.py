@@ -149,15 +149,18 @@ class WeightWatch:
         """The share of the rotating check that is due at this call."""
         chunks = self._chunks
         for i in chunks[next(self._calls) % len(chunks)]:
-            holder, name = self._slots[i]
             tensor = self._tensors[i]
-            if holder.get(name) is not tensor or tensor.data_ptr() != self._pointers[i] or self._changed_version(i):
+            if self._replaced(i) or tensor.data_ptr() != self._pointers[i] or self._changed_version(i):
                 self.mark("a weight was replaced or written in place")
                 return False
         now = time.monotonic()
         if now - self._next_sample > 0.02:
             return self._check_samples(now)
         return True
+
+    def _replaced(self, i: int) -> bool:
+        holder, name = self._slots[i]
+        return holder.get(name) is not self._tensors[i]
 
     def _changed_version(self, i: int) -> bool:
         version = self._versions[i]
@@ -172,10 +175,9 @@ class WeightWatch:
             at = i % count if count else 0
             if not count:
                 break
-            holder, name = self._slots[at]
             tensor = self._tensors[at]
             if (
-                holder.get(name) is not tensor
+                self._replaced(at)
                 or (tensor.layout is torch.strided and tensor.data_ptr() != self._pointers[at])
                 or self._changed_version(at)
                 or repr(_sampled(tensor)) != self._samples[at]

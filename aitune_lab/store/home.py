@@ -50,7 +50,9 @@ def home() -> Path:
             pass
     except OSError as error:
         reason = error.strerror or error
-        raise StoreError(f"cache folder {folder} is not usable: {reason}. Set {VARIABLE} to a writable folder") from None
+        raise StoreError(
+            f"cache folder {folder} is not usable: {reason}. Set {VARIABLE} to a writable folder"
+        ) from None
     return folder
 
 

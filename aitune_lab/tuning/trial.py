@@ -263,7 +263,8 @@ def _dispatched(bench: Bench, job: BuildJob, executable: Executable, trial: Tria
 
 def _compared(bench: Bench, built: Built, progress: Callable[[str, float | None], None]) -> Trial:
     """The trial with a comparison at every point. Out of tolerance its status is `ok` and its class `refused`."""
-    assert built.call is not None and built.installed is not None
+    assert built.call is not None
+    assert built.installed is not None
     trial, reason = built.trial, ""
     results: list[PointResult] = []
     dtypes = [p.dtype for p in bench.recording.module.parameters() if p.is_floating_point()]
