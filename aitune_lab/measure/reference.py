@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -195,7 +196,7 @@ class _Upcast(TorchDispatchMode):
 class _PlainKernels(TorchFunctionMode):
     """No fused kernel is chosen by the dtype of operands that the dispatch mode converts only later.
 
-    Attention runs by its formula, an LSTM gets its operands converted beforehand.
+    Attention runs by its formula, recurrent layers get their operands converted beforehand.
     """
 
     def __init__(self, upcast: _Upcast) -> None:
@@ -208,7 +209,7 @@ class _PlainKernels(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.nn.functional.scaled_dot_product_attention:
             return torch.ops.aten._scaled_dot_product_attention_math.default(*args, **kwargs)[0]
-        if getattr(func, "__name__", "") == "lstm":
+        if getattr(func, "__name__", "") in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
             return func(*tree_map(self.upcast.convert, args), **kwargs)
         return func(*args, **kwargs)
 
@@ -223,12 +224,20 @@ def _run_upcast(
 ) -> Any:
     memo = {id(p): p for p in module.parameters() if p.dtype in _LOWER[dtype]}
     own, own_args, own_kwargs = copy.deepcopy((module, tuple(args), dict(kwargs)), memo)
+    for layer in own.modules():
+        if isinstance(layer, torch.nn.RNNBase):
+            # It compares the input's dtype with that of the weights.
+            layer.check_input = _unchecked  # type: ignore[method-assign,assignment]
     before = _random_states(devices)
     with _Upcast(dtype) as upcast, _PlainKernels(upcast):
         outputs = getattr(own, method)(*own_args, **own_kwargs)
     if not all(torch.equal(a, b) for a, b in zip(before, _random_states(devices), strict=True)):
         raise _NoReference("it draws random numbers, which differ from precision to precision")
     return outputs
+
+
+def _unchecked(*args: Any) -> None:
+    return None
 
 
 def _run_converted(
@@ -278,6 +287,8 @@ def _undisturbed(dtype: torch.dtype, devices: Sequence[torch.device]) -> Iterato
         torch.set_autocast_cache_enabled(False)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[d.index or 0 for d in devices]))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # eager has said what the model has to say
             stack.enter_context(torch.no_grad())
             for device_type in {"cpu", *(d.type for d in devices)}:
                 stack.enter_context(torch.autocast(device_type, enabled=False))
