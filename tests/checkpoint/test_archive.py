@@ -287,9 +287,7 @@ def test_a_flipped_byte_is_noticed_or_without_effect(
 
 @settings_here
 @given(data=st.data())
-def test_a_file_cut_short_is_refused(
-    data: st.DataObject, lab: SimpleNamespace, shared_file: dict[str, Any]
-) -> None:
+def test_a_file_cut_short_is_refused(data: st.DataObject, lab: SimpleNamespace, shared_file: dict[str, Any]) -> None:
     content = bytes_of(lab, shared_file)
     path = shared_file["folder"] / "cut.ait"
     path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
@@ -306,7 +304,24 @@ def json_leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]
 
 
 hostile = st.sampled_from(
-    [None, True, -1, 0, 2**70, 1.5, "", "nan", "../x", "subprocess:Popen", "x):\n  import os", "dict", "leaf", [], {}, [[]]]
+    [
+        None,
+        True,
+        -1,
+        0,
+        2**70,
+        1.5,
+        "",
+        "nan",
+        "../x",
+        "subprocess:Popen",
+        "x):\n  import os",
+        "dict",
+        "leaf",
+        [],
+        {},
+        [[]],
+    ]
 )
 
 
