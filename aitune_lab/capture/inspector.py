@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -182,23 +183,24 @@ class _Timer:
     def __init__(self, found: Sequence[Found]) -> None:
         self.found = found
         self.timings: dict[tuple[int, str], _Timing] = {}
+        self._thread = threading.get_ident()
         self._stack: list[float] = []
         self._running: set[int] = set()
 
     @contextmanager
     def running(self, methods: Callable[[torch.nn.Module], list[str]]) -> Iterator[None]:
         entries: list[SwappedMethod] = []
-        with guarded() as guard:
+        with guarded() as self._guard:
             try:
                 for item in self.found:
                     if isinstance(item.module, torch.jit.ScriptModule):
                         continue
                     for method in methods(item.module):
                         entries.append(self._install(item.module, method))
-                guard.allowed = True
+                self._guard.allowed = True
                 yield
             finally:
-                guard.allowed = False
+                self._guard.allowed = False
                 for entry in reversed(entries):
                     restore(entry)
 
@@ -209,8 +211,9 @@ class _Timer:
         on_cuda = any(p.is_cuda for p in module.parameters(recurse=False))
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if key in self._running or torch.compiler.is_compiling():
+            if threading.get_ident() != self._thread or key in self._running or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
+            self._guard.check()
             self._running.add(key)
             self._stack.append(0.0)
             if on_cuda:

@@ -6,11 +6,11 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
 
 
 class Guard:
-    """`allowed` is read by the signal handler: while False an interrupt waits until `allow` or the end."""
+    """`allowed` is read by the signal handler: while False an interrupt waits until `check` or the end."""
 
     __slots__ = ("allowed", "pending")
 
@@ -25,9 +25,18 @@ class Guard:
             raise KeyboardInterrupt
 
 
+_OURS = __name__.rpartition(".")[0]
+
+
+def _between(frame: FrameType | None) -> bool:
+    """Whether a frame belongs to what sets up and takes down, so that an exception there would skip the taking down."""
+    name = frame.f_globals.get("__name__", "") if frame is not None else ""
+    return name == "contextlib" or name.startswith(_OURS)
+
+
 @contextmanager
 def guarded() -> Iterator[Guard]:
-    """Defer KeyboardInterrupt except while `guard.allowed` is True.
+    """Defer KeyboardInterrupt except while `guard.allowed` is True and code other than this package's runs.
 
     Used as::
 
@@ -35,9 +44,9 @@ def guarded() -> Iterator[Guard]:
             try:
                 install()
                 guard.allowed = True
-                run()
+                run()               # calls `guard.check()` now and then
             finally:
-                guard.allowed = False   # a plain store: no interrupt can come between
+                guard.allowed = False
                 restore()
 
     Off the main thread, or where the user has an own handler, nothing is changed.
@@ -49,8 +58,8 @@ def guarded() -> Iterator[Guard]:
         yield guard
         return
 
-    def handler(number: int, frame: Any) -> None:
-        if guard.allowed:
+    def handler(number: int, frame: FrameType | None) -> None:
+        if guard.allowed and not _between(frame):
             raise KeyboardInterrupt
         guard.pending = True
 

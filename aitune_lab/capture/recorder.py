@@ -156,14 +156,14 @@ class Recorder:
         """Record calls from this thread while entered; other threads run the original. Whatever happens inside, the modules are as before afterwards."""
         entries: list[SwappedMethod] = []
         self._thread = threading.get_ident()
-        with guarded() as guard:
+        with guarded() as self._guard:
             try:
                 for recording in self.recordings:
                     entries.append(self._install(recording))
-                guard.allowed = True
+                self._guard.allowed = True
                 yield self
             finally:
-                guard.allowed = False
+                self._guard.allowed = False
                 for entry in reversed(entries):
                     restore(entry)
 
@@ -200,6 +200,7 @@ class Recorder:
         sample = self._sample(recording, flat) if room else None
         versions = [version_of(x) if is_tensor(x) else None for x in flat.leaves]
         start = time.perf_counter()
+        self._guard.check()
         result = original(*args, **kwargs)
         seconds = time.perf_counter() - start
         with self._lock:

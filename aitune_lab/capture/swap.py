@@ -52,6 +52,30 @@ class SwappedMethod(functools.partial):  # type: ignore[type-arg]
         return getattr, (self.module_ref(), self.method)
 
 
+class _Kept:
+    """Something of ours that lives and dies with a module, and is not copied with it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+_KEPT = "_aitune_lab"
+
+
+def keep(module: torch.nn.Module, value: Any) -> None:
+    """Attach a value to a module that has swaps; None takes it off again."""
+    if value is None:
+        module.__dict__.pop(_KEPT, None)
+    else:
+        module.__dict__[_KEPT] = _Kept(value)
+
+
+def kept(module: torch.nn.Module) -> Any:
+    """The value attached by `keep`, or None."""
+    held = module.__dict__.get(_KEPT)
+    return held.value if isinstance(held, _Kept) else None
+
+
 class _Lifted:
     """While entered, the module's `__dict__` holds what it held before any swap."""
 
@@ -61,7 +85,7 @@ class _Lifted:
     def __enter__(self) -> None:
         self.taken: dict[str, Any] = {}
         for name, value in list(self.entries.items()):
-            if isinstance(value, (SwappedMethod, _CopyHook, _RefuseReplicas)):
+            if isinstance(value, (SwappedMethod, _CopyHook, _RefuseReplicas, _Kept)):
                 self.taken[name] = value
                 if isinstance(value, SwappedMethod) and value.previous is not None:
                     self.entries[name] = value.previous

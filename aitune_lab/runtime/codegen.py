@@ -108,8 +108,6 @@ class FunctionWriter:
                 extra = f", {p.name}"
             elif p.default is Parameter.empty and p.kind is not Parameter.KEYWORD_ONLY:
                 positional.append(p.name)
-            elif p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty:
-                optional.append(p)
             else:
                 optional.append(p)
         by_position = [p for p in optional if p.kind is Parameter.POSITIONAL_ONLY]

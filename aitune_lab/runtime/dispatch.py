@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.fx._symbolic_trace
 
 from ..capture.calls import CallForm
 from ..capture.recorder import autocast_state
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_REASONS = 32
 EXPLAINED_MISSES = 200
+TRAINING = "the module is in training mode; call .eval() on it to use the tuned executable"
 GRADIENTS = (
     "gradients are wanted here; call it under torch.inference_mode() or torch.no_grad() to use the tuned executable"
 )
@@ -80,6 +82,7 @@ class MethodDispatch:
         self._said: set[str] = set()
         self._lock = threading.RLock()
         self.watch = WeightWatch(module) if weights == "watched" else None
+        self._weights = [*module.parameters(), *module.buffers()]
         for entry in self.entries:
             if self.watch is not None and not entry.installed.executable.live_weights:
                 entry.digest = content_digest(module)
@@ -121,12 +124,13 @@ class MethodDispatch:
         if head:
             tests = [
                 f"{w.name(torch.compiler.is_dynamo_compiling)}()",
-                f"{w.name(self.module.__dict__)}['training']",
                 f"{w.name(torch._C._functorch.peek_interpreter_stack)}() is not None",
                 f"{w.name(torch._C._len_torch_dispatch_stack)}()",
                 f"{w.name(torch._C._get_tracing_state)}() is not None",
             ]
             w.lines.append(f"if {' or '.join(tests)}: {original}")
+            w.lines.append(f"if {w.name(self.module.__dict__)}['training']:")
+            w.lines += [f"  {w.name(self._note)}({w.name(TRAINING)})", f"  {original}"]
         any_autocast = w.name(torch._C._is_any_autocast_enabled)
         if signature.autocast:
             state = w.name(autocast_state)
@@ -143,15 +147,18 @@ class MethodDispatch:
         if self.watch is not None:
             settled = w.name(self._holds)
             w.lines.append(f"if not {w.name(self.watch.tick)}() and not {settled}({index}): {original}")
-        w.lines.append(f"{w.name(next)}({w.name(entry.hits.count)})")
+        count = f"{w.name(next)}({w.name(entry.hits.count)})"
         run = w.name(executable.call)
         if executable.flat:
-            results = w.name()
-            w.lines.append(f"{results} = {run}({', '.join(tensors)})")
+            results, error = w.name(), w.name()
+            w.lines.append(f"try: {results} = {run}({', '.join(tensors)})")
+            # Nothing was written yet, so the original can still answer.
+            w.lines.append(f"except {w.name(Exception)} as {error}:")
+            w.lines += [f"  {w.name(self._note_failure)}({index}, {error})", f"  {original}", count]
             output = w.build_outputs(signature, results)
             w.lines.append(f"return {output}")
         else:
-            w.lines.append(f"return {run}({passed})")
+            w.lines += [count, f"return {run}({passed})"]
         return w.compile(w.lines)
 
     def _emit_tensor_check(self, w: FunctionWriter, signature: Signature, tensors: list[str], miss: str) -> None:
@@ -159,24 +166,27 @@ class MethodDispatch:
         plain, inference = w.name(torch.Tensor), w.name(torch.is_inference_mode_enabled)
         memo, learn, key, found = w.name(check.memo), w.name(check.learn), w.name(), w.name()
         all_tensors = ", ".join(tensors)
-        types = " is ".join(f"type({t})" for t in tensors)
-        slow = f"if not {learn}(None, {all_tensors}): {miss}"
-        # Only plain tensors take the fast way; parameters and the like are judged in Python.
-        w.lines.append(f"if {types} is {plain}:")
-        ranks = check.ranks(tensors)
-        if ranks:
-            w.lines.append(f"  if {' or '.join(ranks)}: {miss}")
-        parts = "".join(f"{e}, " for e in check.key_of(tensors))
-        w.lines.append(f"  {key} = ({parts}{inference}())")
-        w.lines.append(f"  {found} = {memo}.get({key})")
-        w.lines.append(
-            f"  if ({found} is None or not {found}({all_tensors})) and not {learn}({key}, {all_tensors}): {miss}"
-        )
-        w.lines.append("else:")
-        w.lines.append(f"  {slow}")
+        parts = "".join(f"{size}, " for size in check.key_of(tensors))
+        shape = [f"{key} = ({parts}{inference}(),)", f"{found} = {memo}.get({key})"]
+        fits = f"if ({found} is None or not {found}({all_tensors})) and not {learn}({key}, {all_tensors}): {miss}"
+        sized = check.sized(tensors)
+        if not sized:
+            w.lines += [*shape, fits]
+            return
+        # Sizes can be read from plain tensors of the right rank only; everything else is judged in Python.
+        w.lines.append(f"if {' is '.join(f'type({t})' for t, _ in sized)} is {plain}:")
+        w.lines.append(f"  if {' or '.join(f'{t}.dim() != {rank}' for t, rank in sized)}: {miss}")
+        w.lines += [f"  {line}" for line in (*shape, fits)]
+        w.lines += ["else:", f"  if not {learn}(None, {all_tensors}): {miss}"]
+
+    def _note_failure(self, index: int, error: Exception) -> None:
+        label = self.entries[index].installed.choice.candidate.label
+        text = str(error).strip().partition("\n")[0][:200]
+        self._note(f"{label} failed and the original ran: {type(error).__name__}: {text}")
 
     def _wants_gradients(self, tensors: tuple[torch.Tensor, ...]) -> bool:
-        wanted = any(t.requires_grad for t in tensors) or any(p.requires_grad for p in self.module.parameters())
+        weights = self.watch.tensors if self.watch is not None else self._weights
+        wanted = any(t.requires_grad for t in tensors) or any(p.requires_grad for p in weights)
         if wanted:
             self._note(GRADIENTS)
         return wanted
@@ -240,6 +250,8 @@ class MethodDispatch:
 
     def _missed(self, *args: Any, **kwargs: Any) -> Any:
         """A call that fits no signature."""
+        if torch.fx._symbolic_trace.is_fx_symbolic_tracing():
+            return self.beneath()(*args, **kwargs)
         number = next(self.misses.count)
         if self.on_miss == "error" or number < EXPLAINED_MISSES:
             reason = self.explain(args, kwargs)

@@ -72,19 +72,22 @@ class TensorCheck:
         return True
 
     def key_of(self, names: list[str]) -> list[str]:
-        """Expressions for the symbols' sizes, given the variables that hold the tensors; and for ranks to check first."""
-        expressions: dict[str, str] = {}
+        """Expressions for the symbols' sizes, given the variables that hold the tensors."""
+        return [f"{name}.size({axis})" for name, _, axis in self._sources(names)]
+
+    def sized(self, names: list[str]) -> list[tuple[str, int]]:
+        """Variables that `key_of` reads, each with the rank that its tensor must have for that."""
+        return list({name: (name, rank) for name, rank, _ in self._sources(names)}.values())
+
+    def _sources(self, names: list[str]) -> list[tuple[str, int, int]]:
+        """(variable, rank, axis) from which each symbol's size is read."""
+        sources: dict[str, tuple[str, int, int]] = {}
         for name, leaf in zip(names, self.leaves, strict=True):
             for axis, dim in enumerate(leaf.dims):
                 symbol = dim_symbol(dim)
                 if symbol is not None:
-                    expressions.setdefault(symbol, f"{name}.size({axis})")
-        return list(expressions.values())
-
-    def ranks(self, names: list[str]) -> list[str]:
-        used = {e.partition(".")[0] for e in self.key_of(names)}
-        pairs = zip(names, self.leaves, strict=True)
-        return [f"{name}.dim() != {len(leaf.dims)}" for name, leaf in pairs if name in used]
+                    sources.setdefault(symbol, (name, len(leaf.dims), axis))
+        return list(sources.values())
 
 
 def compiled_check(tensors: tuple[Any, ...]) -> Callable[..., bool] | None:
@@ -113,6 +116,7 @@ def guards_work() -> bool:
             check = guards(tensor, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
             fits = [check(torch.ones(2, 3)), check(torch.ones(3, 2).t())]
             misfits = [torch.ones(2, 4), torch.ones(2, 3, 1), torch.ones(2, 3, dtype=torch.float64), torch.ones(3, 3)]
+            misfits += [None, "text", torch.nn.Parameter(torch.ones(2, 3))]  # type: ignore[list-item]
             return all(fits) and not any(map(operator.truth, map(check, misfits)))
     except Exception:
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +10,7 @@ import torch
 
 from ..backends.base import BuildJob, Executable
 from ..capture.interrupts import guarded
+from ..capture.swap import keep, kept
 from ..capture.tree import modules_of
 from ..schema import Choice, Plan, Signature, Trial
 from .dispatch import MethodDispatch
@@ -39,7 +39,9 @@ class Installed:
     dispatch: MethodDispatch
 
 
-_installed: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, Installed]] = weakref.WeakKeyDictionary()
+def _held(module: torch.nn.Module) -> dict[str, Installed]:
+    """What is installed on a module, by method. It lives on the module, so that it goes when the module goes."""
+    return kept(module) or {}
 
 
 def prepare(
@@ -59,45 +61,58 @@ def prepare(
 
 
 def install_all(prepared: Sequence[Installed]) -> None:
-    """Install everything in one step, in place of what was installed on the same methods. An interrupt waits."""
-    with guarded():
-        for item in prepared:
-            _remove(item.module, item.method)
-        done = []
+    """Install everything in one step, in place of what was installed on the same methods.
+
+    An interrupt waits until the end of the step and then undoes it, as does an error.
+    """
+    before = [_held(item.module).get(item.method) for item in prepared]
+    with guarded() as guard:
         try:
+            for old in before:
+                if old is not None:
+                    _detach(old)
             for item in prepared:
-                done.append(item)
-                item.dispatch.install()
-                _installed.setdefault(item.module, {})[item.method] = item
+                _attach(item)
+            guard.check()
         except BaseException:
-            for item in done:
-                item.dispatch.uninstall()
-                _installed.get(item.module, {}).pop(item.method, None)
+            for item in prepared:
+                _detach(item)
+            for old in before:
+                if old is not None:
+                    _attach(old)
             raise
+        for old in before:
+            if old is not None:
+                _close(old)
 
 
-def _remove(module: torch.nn.Module, method: str | None = None) -> None:
-    held = _installed.get(module, {})
-    for name in [method] if method is not None else list(held):
-        item = held.pop(name, None)
-        if item is not None:
-            item.dispatch.uninstall()
-            for entry in item.entries:
-                entry.executable.close()
-    if not held:
-        _installed.pop(module, None)
+def _attach(item: Installed) -> None:
+    item.dispatch.install()
+    keep(item.module, {**_held(item.module), item.method: item})
+
+
+def _detach(item: Installed) -> None:
+    item.dispatch.uninstall()
+    others = {method: held for method, held in _held(item.module).items() if held is not item}
+    keep(item.module, others or None)
+
+
+def _close(item: Installed) -> None:
+    for entry in item.entries:
+        entry.executable.close()
 
 
 def installed_in(target: Any) -> list[Installed]:
     """What is installed anywhere in a target, in the order of its modules."""
-    return [item for module in modules_of(target).values() for item in _installed.get(module, {}).values()]
+    return [item for module in modules_of(target).values() for item in _held(module).values()]
 
 
 def uninstall_all(target: Any) -> None:
     """Take everything back exactly: the target is as it was before tuning."""
     with guarded():
-        for module in modules_of(target).values():
-            _remove(module)
+        for item in installed_in(target):
+            _detach(item)
+            _close(item)
 
 
 def refresh(target: Any) -> bool:

@@ -1,35 +1,43 @@
 """Notices that a tuned module's weights changed, at next to no cost per call.
 
 Changes that go through `nn.Module` are seen at once, as events: `.to()`, `.half()` and the like (`_apply`),
-`load_state_dict` (`assign=True` too), a parameter, buffer or submodule registered or replaced, on any submodule. What raises
-no event (`p.data = t`, in-place edits) is found by a rotating check of identity, address and version, a few tensors
-per call; writes that leave even the version alone (`p.data.add_`, numpy) by a fingerprint of sampled elements. Both
-have gone over every tensor within about a second of calls; the first within 100 calls for up to 1000 tensors.
+`load_state_dict` (`assign=True` too), `train()`, a parameter, buffer or submodule registered or replaced, also by
+`functional_call`, on any submodule. What raises no event (`p.data = t`, in-place edits, `child.training = True`) is found
+by a rotating check of identity, address and version, a few tensors per call; writes that leave even the version alone
+(`p.data.add_`, numpy) by comparing sampled elements. Both have gone over every tensor within about a second of calls; the
+first within 100 calls for up to 400 tensors.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import is_
 from typing import Any
 
 import torch
+import torch.nn.utils._named_member_accessor
 
 from ..capture.state import version_of
 from ..capture.swap import SwappedMethod, restore, swap
 
 SAMPLED_ELEMENTS = 64
+"""Of each tensor, compared by content."""
+TENSORS_PER_SAMPLE = 32
+"""Whose sampled elements are compared in one operation."""
+SAMPLE_SECONDS = {"cpu": 0.02, "cuda": 0.25}
+"""How often a share of the samples is compared; on CUDA each time waits for the device."""
 _EVENTS = {
     "_apply": "its device or dtype was changed",
     "_load_from_state_dict": "load_state_dict was called",
     "train": "train() or eval() was called",
 }
 CALLS_PER_ROUND = 100
-TENSORS_PER_CALL = 10
+TENSORS_PER_CALL = 4
 
 
 def slots_of(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
@@ -60,15 +68,57 @@ def content_digest(module: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _sampled(tensor: torch.Tensor) -> list[Any]:
-    """A few elements, evenly spaced; compared by their text, so that NaN equals NaN."""
-    if tensor.layout is not torch.strided or not tensor.numel() or tensor.is_meta:
-        return []
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _sampled(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The bits of a few elements, evenly spaced, as a view of the tensor's memory; None where there can't be one.
+
+    Bits, so that NaN equals NaN. Dense tensors of any stride order are read in the order of their memory, slices of
+    something larger along their diagonal.
+    """
+    if tensor.layout is not torch.strided or not tensor.numel() or tensor.is_meta or tensor.is_quantized:
+        return None
     flat = tensor.detach()
-    step = max(1, tensor.numel() // SAMPLED_ELEMENTS)
-    if flat.is_contiguous():
-        return flat.view(-1)[::step].tolist()
-    return flat.reshape(-1)[::step].tolist()
+    if flat.is_complex():
+        flat = torch.view_as_real(flat)
+    flat = flat.view(_BITS[flat.element_size()])
+    if flat.permute(sorted(range(flat.dim()), key=flat.stride, reverse=True)).is_contiguous():
+        count, stride = flat.numel(), 1
+    else:
+        count, stride = min(flat.shape), sum(flat.stride())
+    return flat.as_strided((count,), (stride,))[:: max(1, count // SAMPLED_ELEMENTS)]
+
+
+class _Samples:
+    """Sampled elements of some tensors of equal device and element size, and what they were."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._views: list[torch.Tensor] | None = None
+        self.remembered = self._now()
+
+    def _now(self) -> torch.Tensor:
+        views = self._views
+        if views is None:
+            views = self._views = [view for view in map(_sampled, self.tensors) if view is not None]
+        return torch.cat(views)
+
+    def differ(self) -> bool:
+        return not torch.equal(self._now(), self.remembered)
+
+    def release(self) -> None:
+        """Keep no memory alive that `.to()` is about to free."""
+        self._views = None
+
+
+def _samples_of(tensors: Sequence[torch.Tensor]) -> list[_Samples]:
+    groups: dict[Any, list[torch.Tensor]] = {}
+    for tensor in {id(t): t for t in tensors}.values():
+        if _sampled(tensor) is not None:
+            groups.setdefault((tensor.device, tensor.element_size()), []).append(tensor)
+    size = TENSORS_PER_SAMPLE
+    return [_Samples(group[i : i + size]) for group in groups.values() for i in range(0, len(group), size)]
 
 
 class WeightWatch:
@@ -92,17 +142,36 @@ class WeightWatch:
         with torch.no_grad():
             slots = list(slots_of(module))
             self._slots = slots
-            self._tensors: list[Any] = [holder[name] for holder, name in slots]
-            self._pointers = [t.data_ptr() if t.layout is torch.strided else 0 for t in self._tensors]
-            self._versions = [version_of(t) for t in self._tensors]
-            self._samples = [repr(_sampled(t)) for t in self._tensors]
-            self._metadata = [(t.shape, t.dtype, t.device) for t in self._tensors]
+            self.tensors = [holder[name] for holder, name in slots]
+            self._pointers = [t.data_ptr() if t.layout is torch.strided else 0 for t in self.tensors]
+            self._versions = [version_of(t) for t in self.tensors]
+            self._samples = _samples_of(self.tensors)
+            self._metadata = [(t.shape, t.dtype, t.device) for t in self.tensors]
             self._training = [child.training for child in module.modules()]
-        count = len(slots)
-        size = min(TENSORS_PER_CALL, -(-count // CALLS_PER_ROUND)) or 1
-        self._chunks = [range(i, min(i + size, count)) for i in range(0, count, size)] or [range(0)]
-        self._next_sample = time.monotonic()
+        self._rounds = self._shares(module)
+        self._on_cuda = any(t.is_cuda for t in self.tensors)
+        self._interval = SAMPLE_SECONDS["cuda" if self._on_cuda else "cpu"]
+        self._next_sample = time.monotonic() + self._interval
         self._sample_at = 0
+
+    def _shares(self, module: torch.nn.Module) -> list[tuple[list[Any], list[Any], list[Any]]]:
+        """What to look at in each call of a round: tensors, tensors that have no version, training flags."""
+        versioned: list[Any] = []
+        unversioned: list[Any] = []
+        for (holder, name), tensor, address, version in zip(
+            self._slots, self.tensors, self._pointers, self._versions, strict=True
+        ):
+            # `int()` is 0, as is the address of what has none.
+            address_of = tensor.data_ptr if tensor.layout is torch.strided else int
+            row = (holder.get, name, tensor, address_of, address)
+            if version == -1:
+                unversioned.append(row)
+            else:
+                versioned.append((*row, version))
+        flags = [(child.__dict__, child.training) for child in module.modules()]
+        most = max(len(versioned) + len(unversioned), len(flags))
+        calls = max(min(most, CALLS_PER_ROUND), -(-most // TENSORS_PER_CALL))
+        return [(versioned[i::calls], unversioned[i::calls], flags[i::calls]) for i in range(calls)]
 
     def start(self) -> None:
         """Listen to events on the module and its submodules."""
@@ -115,9 +184,7 @@ class WeightWatch:
                     self._swaps.append(self._event(child, method))
 
     def stop(self) -> None:
-        module = self.module()
-        if module is not None:
-            unlisten(module, self)
+        unlisten(self)
         for entry in reversed(self._swaps):
             restore(entry)
         self._swaps.clear()
@@ -137,9 +204,11 @@ class WeightWatch:
         return holder[0]
 
     def mark(self, found: str) -> None:
-        """Weights may have changed: `tick` is False until the owner has looked (`changes`) and said what holds."""
+        """Weights may have changed: `tick` is False until the owner has looked and said what holds (`accept`)."""
         self.found = found
         self.dirty = self.suspect = True
+        for sample in self._samples:
+            sample.release()
 
     def tick(self) -> bool:
         """True if nothing is known to have changed. Costs one or two microseconds, however many weights."""
@@ -147,44 +216,36 @@ class WeightWatch:
 
     def look(self) -> bool:
         """The share of the rotating check that is due at this call."""
-        chunks = self._chunks
-        for i in chunks[next(self._calls) % len(chunks)]:
-            tensor = self._tensors[i]
-            if self._replaced(i) or tensor.data_ptr() != self._pointers[i] or self._changed_version(i):
-                self.mark("a weight was replaced or written in place")
-                return False
+        rounds = self._rounds
+        versioned, unversioned, flags = rounds[next(self._calls) % len(rounds)]
+        for get, name, tensor, address_of, address, version in versioned:
+            if get(name) is not tensor or address_of() != address or tensor._version != version:
+                return self._found("a weight was replaced or written in place")
+        for get, name, tensor, address_of, address in unversioned:
+            if get(name) is not tensor or address_of() != address:
+                return self._found("a weight was replaced")
+        for entries, training in flags:
+            if entries["training"] is not training:
+                return self._found("the training mode of a submodule changed")
+        return time.monotonic() < self._next_sample or self._compare_samples()
+
+    def _found(self, what: str) -> bool:
+        self.mark(what)
+        return False
+
+    def _compare_samples(self) -> bool:
+        """The share of all samples that is due: every one within a second."""
         now = time.monotonic()
-        if now - self._next_sample > 0.02:
-            return self._check_samples(now)
-        return True
-
-    def _replaced(self, i: int) -> bool:
-        holder, name = self._slots[i]
-        return holder.get(name) is not self._tensors[i]
-
-    def _changed_version(self, i: int) -> bool:
-        version = self._versions[i]
-        return version != -1 and self._tensors[i]._version != version
-
-    def _check_samples(self, now: float) -> bool:
-        """The share of all tensors that is due: every one within a second, by address and by content."""
-        elapsed, self._next_sample = now - self._next_sample, now
-        count = len(self._tensors)
-        due = min(count, int(count * min(elapsed, 1.0)) + 1)
-        for i in range(self._sample_at, self._sample_at + due):
-            at = i % count if count else 0
-            if not count:
-                break
-            tensor = self._tensors[at]
-            if (
-                self._replaced(at)
-                or (tensor.layout is torch.strided and tensor.data_ptr() != self._pointers[at])
-                or self._changed_version(at)
-                or repr(_sampled(tensor)) != self._samples[at]
-            ):
-                self.mark("a weight was written in place")
-                return False
-        self._sample_at = (self._sample_at + due) % max(count, 1)
+        elapsed = now - self._next_sample + self._interval
+        self._next_sample = now + self._interval
+        samples, start = self._samples, self._sample_at
+        if self._on_cuda and torch.cuda.is_current_stream_capturing():
+            return True
+        due = min(len(samples), int(len(samples) * elapsed) + 1)
+        for i in range(start, start + due):
+            if samples[i % len(samples)].differ():
+                return self._found("a weight was written in place")
+        self._sample_at = (start + due) % max(len(samples), 1)
         return True
 
     def untouched(self) -> bool:
@@ -193,16 +254,13 @@ class WeightWatch:
         if module is None:
             return False
         slots = list(slots_of(module))
-        tensors = [holder[name] for holder, name in slots]
         return (
             len(slots) == len(self._slots)
-            and all(map(is_, tensors, self._tensors))
+            and all(map(is_, [holder[name] for holder, name in slots], self.tensors))
             and [child.training for child in module.modules()] == self._training
-            and all(
-                t.layout is not torch.strided or t.data_ptr() == p for t, p in zip(tensors, self._pointers, strict=True)
-            )
-            and not any(self._changed_version(i) for i in range(len(tensors)))
-            and all(repr(_sampled(t)) == s for t, s in zip(tensors, self._samples, strict=True))
+            and self._pointers == [t.data_ptr() if t.layout is torch.strided else 0 for t in self.tensors]
+            and self._versions == [version_of(t) for t in self.tensors]
+            and not any(sample.differ() for sample in self._samples)
         )
 
     def same_kind(self) -> bool:
@@ -224,35 +282,58 @@ class WeightWatch:
 
 
 _listeners: weakref.WeakKeyDictionary[torch.nn.Module, weakref.WeakSet[WeightWatch]] = weakref.WeakKeyDictionary()
-_hooks: list[Any] = []
+_hooks: list[Callable[[], None]] = []
+_hooks_lock = threading.Lock()
+
+
+def _add_hooks() -> None:
+    """Global, only while something is watched: torch has no such hooks on instances."""
+    hooks = torch.nn.modules.module
+    register: list[Callable[..., Any]] = [
+        hooks.register_module_parameter_registration_hook,
+        hooks.register_module_buffer_registration_hook,
+        hooks.register_module_module_registration_hook,
+    ]
+    _hooks.extend(add(_registered).remove for add in register)
+    # `torch.func.functional_call` writes parameters into the modules' dicts without registering them.
+    accessor = torch.nn.utils._named_member_accessor
+    original = accessor.swap_tensor
+
+    def swap_tensor(module: torch.nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
+        result = original(module, name, *args, **kwargs)
+        if not torch.compiler.is_compiling():
+            _registered(module, name, None)
+        return result
+
+    def put_back() -> None:
+        if accessor.swap_tensor is swap_tensor:
+            accessor.swap_tensor = original
+
+    accessor.swap_tensor = swap_tensor
+    _hooks.append(put_back)
 
 
 def listen(module: torch.nn.Module, watch: WeightWatch) -> None:
     """Tell the watch of parameters, buffers and submodules registered on the module or any submodule."""
-    if not _hooks:
-        hooks = torch.nn.modules.module
-        register: list[Callable[..., Any]] = [
-            hooks.register_module_parameter_registration_hook,
-            hooks.register_module_buffer_registration_hook,
-            hooks.register_module_module_registration_hook,
-        ]
-        _hooks.extend(add(_registered) for add in register)
-    for child in module.modules():
-        _listeners.setdefault(child, weakref.WeakSet()).add(watch)
+    with _hooks_lock:
+        if not _hooks:
+            _add_hooks()
+        for child in module.modules():
+            _listeners.setdefault(child, weakref.WeakSet()).add(watch)
 
 
-def unlisten(module: torch.nn.Module, watch: WeightWatch) -> None:
-    for child in module.modules():
-        watches = _listeners.get(child)
-        if watches is not None:
+def unlisten(watch: WeightWatch) -> None:
+    """Forget a watch, also on modules that were replaced since; the last one takes the hooks with it."""
+    with _hooks_lock:
+        for child, watches in list(_listeners.items()):
             watches.discard(watch)
             if not watches:
                 del _listeners[child]
-    if not _listeners:
-        while _hooks:
-            _hooks.pop().remove()
+        if not _listeners:
+            while _hooks:
+                _hooks.pop()()
 
 
 def _registered(module: torch.nn.Module, name: str, value: Any) -> None:
-    for watch in _listeners.get(module, ()):
+    for watch in list(_listeners.get(module, ())):
         watch.mark(f"{name!r} was registered or replaced")
