@@ -127,12 +127,12 @@ def _judge_numbers(
         error_class, allowed = "exact", exact
     elif any(f.unequal_nonfinite for f in figures):
         reason = "NaN or Inf differ in {unequal} of {count} elements"
-    elif error > allowed:
+    elif not error <= allowed:  # written so that a NaN bound refuses
         own = f", twice eager's own {eager_error:.3g}" if eager_error else ", 2 ulp"
         reason = f"relative L2 error {error:.3g} > {allowed:.3g}" + (own if only_exact else "")
-    elif off > allowed_element:
+    elif not off <= allowed_element:
         reason = f"off by {off:.3g} > {allowed_element:.3g} times the leaf's root mean square"
-    elif tolerance.min_snr_db is not None and snr_db(error) < tolerance.min_snr_db:
+    elif tolerance.min_snr_db is not None and not snr_db(error) >= tolerance.min_snr_db:
         reason = f"SNR {snr_db(error):.4g} dB < {tolerance.min_snr_db:.4g} dB"
     else:
         error_class = "within budget"

@@ -9,7 +9,7 @@ result is nothing but rounding), and eager is the yardstick of that leaf.
 - *exact*: the relative L2 error is at most twice what eager itself is off. Where eager is off by 0, or is the
   yardstick itself, it may be 2 ulp of the leaf's dtype (relative L2 error at most 2 eps).
 - *within budget*: the relative L2 error is at most `Tolerance.max_relative_error`, by default that of the module's
-  dtype or of the leaf's own, whichever is coarser (`DEFAULT_BUDGETS`); and the SNR is at least `min_snr_db`.
+  dtype or of the leaf's own, whichever is coarser (`judge.DEFAULT_BUDGETS`); and the SNR is at least `min_snr_db`.
 - *refused*.
 
 In both no element may be off by more than 30 × the allowed relative error × the leaf's root mean square (for *exact*:

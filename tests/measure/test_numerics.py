@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from aitune_lab.capture.structure import flatten
+from aitune_lab.measure import figures
 from aitune_lab.measure.numerics import Call, compare
 from aitune_lab.schema import Tolerance, from_json, to_json
 
@@ -264,6 +265,11 @@ class TestTolerance:
         assert found.error_class == "refused"
         assert "dB < 101 dB" in found.problem
 
+    def test_a_bound_that_is_no_number_refuses(self):
+        y = numbers(10)
+        assert comparison(y, 2 * y, tolerance=Tolerance(max_relative_error=NAN)).error_class == "refused"
+        assert comparison(y, y * (1 + 1e-5), tolerance=Tolerance(min_snr_db=NAN)).error_class == "refused"
+
     def test_agreement_of_integers(self):
         e, a = torch.zeros(100, dtype=torch.int64), torch.zeros(100, dtype=torch.int64)
         a[42] = 7
@@ -413,11 +419,17 @@ class TestUnusualLeaves:
         assert comparison(zero, zero + 1e-30).relative_l2 == INF
         assert comparison(zero, zero.clone()).leaves[0].cosine == 1.0
 
-    def test_larger_than_a_chunk(self):
-        y = numbers(3, 700_000)
-        found = comparison(y, changed(y, (2, 699_999), 50.0))
-        assert found.leaves[0].worst_index == (2, 699_999)
-        assert comparison(y.T, y.T.contiguous()).error_class == "exact"
+    @pytest.mark.parametrize("shape", [(2100,), (3, 700), (700, 3), (3, 7, 100), (2, 1, 1500)])
+    def test_larger_than_a_chunk(self, shape, monkeypatch):
+        monkeypatch.setattr(figures, "CHUNK", 1000)
+        y = numbers(*shape)
+        last = tuple(size - 1 for size in shape)
+        found = comparison(y, changed(y, last, 50.0))
+        assert found.leaves[0].worst_index == last
+        assert found.relative_l2 == pytest.approx(float((50.0 - y[last]).abs() / y.norm()))
+        assert comparison(y.T if y.dim() == 2 else y, y.T.contiguous() if y.dim() == 2 else y).error_class == "exact"
+        integers = torch.zeros(shape, dtype=torch.int64)
+        assert comparison(integers, changed(integers, last, 1)).leaves[0].worst_index == last
 
 
 values = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=30)

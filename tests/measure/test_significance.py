@@ -62,6 +62,7 @@ def test_median_interval_covers():
     assert 0.95 <= covered / 1000 <= 0.99
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=100))
 def test_median_lies_in_its_interval(values):
     low, high = median_interval(values)
@@ -89,6 +90,7 @@ def test_holm():
     assert holm([]) == []
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), max_size=20))
 def test_holm_never_lowers_and_keeps_the_order(p_values):
     adjusted = holm(p_values)
