@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from aitune_lab.checkpoint import check, load, save
+from aitune_lab.checkpoint import check, load, save, selftest
 from aitune_lab.errors import AituneWarning, CheckpointError, TargetError
+from aitune_lab.measure.blocks import MeasureLimits
 from aitune_lab.runtime.installed import installed_in, stats
 from aitune_lab.schema import Candidate
 
@@ -441,16 +444,14 @@ def test_bad_options(option: str, lab: SimpleNamespace, saved: Path) -> None:
 # --- self-test ----------------------------------------------------------------------------------------------------
 
 
-def test_self_test_reports_numbers_and_latency(
-    lab: SimpleNamespace, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from functools import partial
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latency is measured, but not for long."""
+    limits = MeasureLimits(min_blocks=1, max_blocks=1, block_ms=0.1, warmup_seconds=0.01)
+    monkeypatch.setattr("aitune_lab.checkpoint.read.measured", partial(selftest.measured, limits=limits))
 
-    from aitune_lab.checkpoint import selftest
-    from aitune_lab.measure.blocks import MeasureLimits
 
-    quick = MeasureLimits(min_blocks=1, max_blocks=1, block_ms=0.1, warmup_seconds=0.01)
-    monkeypatch.setattr("aitune_lab.checkpoint.read.measured", partial(selftest.measured, limits=quick))
+def test_self_test_reports_numbers_and_latency(lab: SimpleNamespace, saved: Path, quick: None) -> None:
     report = load(lab.make(), saved, self_test=True)
     assert [(t.path, t.point) for t in report.tests] == [
         ("encoder", "b=1"), ("encoder", "b=4"), ("head", "b=1"), ("head", "b=4")
@@ -463,7 +464,7 @@ def test_self_test_reports_numbers_and_latency(
         assert f"at {test.point}: exact" in str(report)
 
 
-def test_wrong_numbers_stay_eager(lab: SimpleNamespace, saved: Path, tmp_path: Path) -> None:
+def test_wrong_numbers_stay_eager(lab: SimpleNamespace, saved: Path, tmp_path: Path, quick: None) -> None:
     def off(data: dict[str, Any]) -> None:
         data["choices"][1]["choice"]["candidate"]["options"] = [["offset", 0.5]]
 
@@ -512,6 +513,21 @@ def test_onnxruntime_in_a_fresh_process(lab: SimpleNamespace, tmp_path: Path) ->
     done = subprocess.run([sys.executable, "-W", "error", "-c", FRESH, str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "onnxruntime loaded" in done.stdout
+
+
+@pytest.mark.full
+def test_inductor_is_compiled_again_at_load(lab: SimpleNamespace, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 2)).eval()
+    fresh = copy.deepcopy(net)
+    calls = [torch.randn(1, 6), torch.randn(5, 6)]
+    lab.tune(net, {"": Candidate("inductor", (("freezing", True),))}, lambda: [net(x) for x in calls])
+    save(net, tmp_path / "tuned.ait")
+    report = load(fresh, tmp_path / "tuned.ait")
+    assert report.choices[0].status == "rebuilt"
+    for x in calls:
+        torch.testing.assert_close(answers(fresh, x), answers(net, x))
+    assert stats(fresh).dispatched == 2
 
 
 def test_check_of_a_sound_file(saved: Path) -> None:
