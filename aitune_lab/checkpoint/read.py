@@ -21,7 +21,17 @@ from .archive import Archive
 from .holds import Verdict, verdict
 from .identity import mismatch
 from .rebuild import Made, Progress, make, on_devices
-from .report import CheckedChoice, CheckReport, LoadedChoice, LoadReport, LoadStatus, PointTest, listed, module_name
+from .report import (
+    CheckedChoice,
+    CheckReport,
+    LoadedChoice,
+    LoadReport,
+    LoadStatus,
+    PointTest,
+    listed,
+    module_name,
+    printable,
+)
 from .selftest import measured, numbers_of, numbers_problem
 from .signing import is_valid
 from .validate import signature_problem
@@ -89,7 +99,9 @@ def load(
     if report.fell_back:
         first = report.fell_back[0]
         warnings.warn(
-            f"{len(report.fell_back)} of {len(report.choices)} tuned signatures of {path} run eager; {first}",
+            printable(
+                f"{len(report.fell_back)} of {len(report.choices)} tuned signatures of {path} run eager; {first}"
+            ),
             AituneWarning,
             stacklevel=2,
         )
@@ -181,7 +193,7 @@ def _bound(archive: Archive, target: Any) -> dict[str, torch.nn.Module]:
         problem = mismatch(identity, found[path], weights=baked)
         if problem is not None:
             raise CheckpointError(
-                f"module {path or '(model)'!r} is not the one that {archive.path} was saved from: {problem}"
+                f"module {path or '(model)'!r} is not the one that {archive.path} was saved from: {printable(problem)}"
             )
     return {path: found[path] for path in identities}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..schema import Comparison, Measurement, SavedChoice
+from ..schema import Comparison, Measurement
 
 LoadStatus = Literal["loaded", "rebuilt", "deferred", "eager"]
 
@@ -158,10 +158,6 @@ class CheckReport:
 def module_name(path: str, method: str) -> str:
     """`unet`, `vae.decode()`, `(model)` for the target itself."""
     return (path or "(model)") + ("" if method == "forward" else f".{method}()")
-
-
-def candidate_of(saved: SavedChoice) -> str:
-    return saved.choice.candidate.label
 
 
 def printable(text: str) -> str:
