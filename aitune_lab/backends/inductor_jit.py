@@ -35,14 +35,22 @@ if TYPE_CHECKING:
     from torch import nn
 
 _WRAPPER = """
-def compiled_call(*args, **kwargs):
-    if not is_dynamo_compiling():
-        return MISSED
-    return original(*args, **kwargs)
+def make(original, is_dynamo_compiling, missed):
+    def compiled_call_{number}(*args, **kwargs):
+        if not is_dynamo_compiling():
+            return missed
+        return original(*args, **kwargs)
+    return compiled_call_{number}
 """
-"""Under Dynamo the condition is the constant False: only a call that no compiled graph covers gives `MISSED`."""
+"""Under Dynamo the condition is the constant False: only a call that no compiled graph covers gives `missed`.
+
+The module is reached through a closure: Dynamo takes numbers that it reaches through globals for constants.
+"""
 
 _MISSED = object()
+
+_numbers = itertools.count()
+"""Dynamo remembers by function name which sizes varied, so the code of each candidate has a name of its own."""
 
 _SETTLING_CALLS = 6
 """Calls of one sample until its graph stays: counters in attributes need one each for 0, 1 and "any number"."""
@@ -104,6 +112,8 @@ class TorchInductorJitBackend(Backend):
                 for number, sample in enumerate(samples):
                     job.progress(f"compiling for {sample.point.label}", number / len(samples))
                     compiled.settle(sample, config.dynamic)
+            if not compiled.graphs:
+                raise Refused("nothing in it can be compiled")
             covered = compiled.check_covered(job.samples)
         except BaseException:
             compiled.close()
@@ -184,13 +194,10 @@ class _Compiled:
         self.missed = itertools.count()
         self.missed_reads = 0
         self.original: Callable[..., Any] = job.original
-        namespace: dict[str, Any] = {
-            "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
-            "MISSED": _MISSED,
-            "original": _own_code(job.original),
-        }
-        exec(_WRAPPER, namespace)  # each exec makes a new code object
-        self.wrapper: Callable[..., Any] = namespace["compiled_call"]
+        self.own = _own_code(job.original)
+        namespace: dict[str, Any] = {}
+        exec(_WRAPPER.format(number=next(_numbers)), namespace)
+        self.wrapper = namespace["make"](self.own, torch.compiler.is_dynamo_compiling, _MISSED)
         self.patches = _mode_options(config.mode)
         fullgraph = config.fullgraph or config.freezing
         self.compiling = torch.compile(self.wrapper, backend=self._compile, fullgraph=fullgraph)
@@ -246,7 +253,7 @@ class _Compiled:
         """Compile at a sample until a call runs compiled code."""
         for _ in range(_SETTLING_CALLS):
             args, kwargs = self._arguments(sample, dynamic)
-            self.compiling(*args, **kwargs)
+            self.compiling(*args, **kwargs)  # type: ignore[no-untyped-call]
             args, kwargs = self._arguments(sample, dynamic=False)
             before = self.uncovered()
             self.call(*args, **kwargs)
@@ -282,9 +289,8 @@ class _Compiled:
         from torch._C._dynamo.eval_frame import reset_code
 
         reset_code(self.wrapper.__code__)
-        own = self.wrapper.__globals__["original"]
-        if own is not self.original:
-            reset_code(own.__func__.__code__)
+        if self.own is not self.original:
+            reset_code(self.own.__func__.__code__)  # type: ignore[attr-defined]
 
 
 def _own_code(method: Callable[..., Any]) -> Callable[..., Any]:

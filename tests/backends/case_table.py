@@ -1,4 +1,5 @@
-"""Runs the cases through a backend and says of each signature: right, refused with a reason, failed, or WRONG."""
+"""Runs the cases through a backend and says of each signature: right, refused with a reason, failed, or values off (which the
+comparison of a tuning refuses)."""
 
 from __future__ import annotations
 
@@ -81,9 +82,9 @@ def _outcome(case: str, job: Any, backend: Backend, notes: dict[str, Any]) -> Ou
         uncovered = executable.uncovered() if executable.uncovered else 0
         return Outcome(case, label, "right", "; ".join(executable.notes), uncovered)
     except AssertionError as error:
-        return Outcome(case, label, "WRONG", str(error).strip().replace("\n", " ")[:200])
+        return Outcome(case, label, "values off", str(error).strip().replace("\n", " ")[:200])
     except Exception as error:
-        return Outcome(case, label, "WRONG", f"{type(error).__name__}: {str(error)[:200]}")
+        return Outcome(case, label, "values off", f"{type(error).__name__}: {str(error)[:200]}")
     finally:
         executable.close()
 
