@@ -159,12 +159,15 @@ def test_weights_that_have_no_values(lab: SimpleNamespace, saved: Path) -> None:
 # --- all at once or not at all ------------------------------------------------------------------------------------
 
 
-def temporary_folders() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("aitune-lab-*"))
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made, by this test only."""
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    return tmp_path / "scratch"
 
 
-def test_nothing_is_half_loaded(lab: SimpleNamespace, saved: Path, tmp_path: Path) -> None:
-    folders = temporary_folders()
+def test_nothing_is_half_loaded(lab: SimpleNamespace, saved: Path, scratch: Path, tmp_path: Path) -> None:
     head = next(e for e in check_entries(saved) if e.startswith("modules/head") and e.endswith("weights.safetensors"))
     lab.rewrite(saved, tmp_path / "bad.ait", content={head: b"x" * sizes(saved)[head]})
     net = lab.make()
@@ -173,16 +176,15 @@ def test_nothing_is_half_loaded(lab: SimpleNamespace, saved: Path, tmp_path: Pat
     assert lab.log.loaded == ["encoder"]
     assert lab.log.closed == ["encoder"]
     assert untouched(net)
-    assert temporary_folders() == folders
+    assert not list(scratch.iterdir())
 
 
 def test_an_interrupt_leaves_the_target_as_it_was(
-    lab: SimpleNamespace, saved: Path, monkeypatch: pytest.MonkeyPatch
+    lab: SimpleNamespace, saved: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    folders = temporary_folders()
     net = lab.make()
     for place in ("prepare", "install_all"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -200,7 +202,7 @@ def test_an_interrupt_leaves_the_target_as_it_was(
         load(net, saved)
     assert untouched(net)
     assert sorted(lab.log.closed) == ["encoder"] * 3 + ["head"] * 3
-    assert temporary_folders() == folders
+    assert not list(scratch.iterdir())
 
 
 def check_entries(path: Path) -> list[str]:
