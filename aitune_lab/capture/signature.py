@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import DataError
-from ..schema import LEAF, Dim, Facts, Leaf, Point, Signature, Symbol, TensorLeaf, dim_symbol, evaluate_dim
+from ..schema import LEAF, Dim, Facts, Leaf, OpaqueLeaf, Point, Signature, Symbol, TensorLeaf, dim_symbol, evaluate_dim
 from .recorder import CallShape, Recording, Sample
 from .structure import Flat, describe_leaf
 
@@ -57,27 +57,37 @@ class RecordedSignature:
         return [sample for samples in self.samples.values() for sample in samples]
 
 
-def signatures_of(recording: Recording, declared: DynamicShapes | None = None) -> list[RecordedSignature]:
+def signatures_of(
+    recording: Recording, declared: DynamicShapes | None = None, *, split_points: bool = False
+) -> list[RecordedSignature]:
     """Group a recording's calls by contract and infer symbols for the dimensions that vary.
 
     Calls that differ in structure, dtype, rank, device, a value or autocast are different signatures. Within one, a
     dimension that was the same at every call is static; dimensions that varied together share a symbol, also as a
     whole multiple. The symbol that follows the batch is `b`.
 
+    With an object among the arguments that is known only by its class (a cache), one step and many are different
+    signatures. With `split_points` every concrete shape is a signature of its own.
+
     Raises DataError if a declared dimension names no leaf or axis of the recorded calls.
     """
     groups: dict[Any, list[CallShape]] = {}
     for key, shape in recording.shapes.items():
         if shape.samples:
-            groups.setdefault(_contract(key, shape), []).append(shape)
+            groups.setdefault(_contract(key, shape, split_points), []).append(shape)
     _check_declared(recording, groups.values(), declared or {})
     return [_infer(recording.method, key[-1], shapes, declared or {}) for key, shapes in groups.items()]
 
 
-def _contract(key: Any, shape: CallShape) -> Any:
+def _contract(key: Any, shape: CallShape, split_points: bool) -> Any:
     method, node, _, autocast = key
-    leaves = tuple(_static(describe_leaf(x, "")) for x in shape.samples[0].leaves)
-    return method, node, leaves, autocast
+    described = [describe_leaf(x, "") for x in shape.samples[0].leaves]
+    leaves = tuple(described if split_points else map(_static, described))
+    steps: tuple[Any, ...] = ()
+    if any(isinstance(leaf, OpaqueLeaf) for leaf in described):
+        # A cache makes a call of one step (decode) another kind of call than one of many (prefill).
+        steps = tuple(tuple(n == 1 for n in leaf.dims[1:]) for leaf in described if isinstance(leaf, TensorLeaf))
+    return method, node, leaves, steps, autocast
 
 
 def _static(leaf: Leaf) -> Leaf:

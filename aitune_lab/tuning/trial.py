@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -39,6 +39,8 @@ from ..schema import (
     Trial,
     TrialStatus,
 )
+
+T = TypeVar("T")
 
 LOG_CHARACTERS = 8000
 
@@ -94,8 +96,9 @@ class Bench:
         outputs = self.run(original_method(module, method), sample)
         facts = self.recorded.signature.facts
         higher = reference_dtype(module)
-        if higher is None or facts.random or facts.state or facts.mutated or self.recorded.signature.autocast:
-            return Expected(sample, outputs, None, "eager", "its calls have side effects, or autocast is on")
+        opaque = any(isinstance(leaf, OpaqueLeaf) for leaf in self.recorded.signature.leaves)
+        if higher is None or facts.random or facts.state or facts.mutated or opaque:
+            return Expected(sample, outputs, None, "eager", "its calls have side effects")
         args, kwargs = self.recording.form.arguments(sample.call(fresh=True))
         with torch.no_grad():
             reference = reference_outputs(module, args, kwargs, higher, method=method)
@@ -174,14 +177,11 @@ def trial_key(bench: Bench, candidate: Candidate, weights: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
 
-def run_trial(
-    bench: Bench,
-    candidate: Candidate,
-    weights_digest: str,
-    progress: Callable[[str, float | None], None],
-    *,
-    accept_error: bool = False,
-) -> Built:
+Steps = Generator[tuple[str, float | None], None, T]
+"""Phases with the fraction done (None if unknown) while something runs, then its result."""
+
+
+def trial_steps(bench: Bench, candidate: Candidate, weights_digest: str, *, accept_error: bool = False) -> Steps[Built]:
     """Build, compare, measure. Never raises but for a cancel or interrupt: what went wrong is in the trial.
 
     A candidate out of tolerance is not timed, unless `accept_error`.
@@ -190,46 +190,47 @@ def run_trial(
     key = trial_key(bench, candidate, weights_digest)
     trial = Trial(key, bench.recording.path, signature.key, candidate, "failed")
     start = time.perf_counter()
+    executable: Executable | None = None
+    seconds = 0.0
     try:
         backend_class = registry.require(candidate.backend)
         trial = replace(trial, versions=dict(backend_class.available().versions))
         folder = bench.folder / key
         folder.mkdir(parents=True, exist_ok=True)
-        job = build_job(bench, candidate, folder, progress)
-        progress("build", None)
+        yield "build", None
+        job = build_job(bench, candidate, folder)
         executable = registry.of(candidate).build(job)
-    except Refused as error:
-        return Built(replace(trial, status="refused", reason=str(error), build_seconds=time.perf_counter() - start))
-    except BackendUnavailable as error:
-        return Built(replace(trial, status="unavailable", reason=str(error)))
-    except Exception as error:
-        return Built(_failed(trial, "failed to build", error, time.perf_counter() - start))
-    seconds = time.perf_counter() - start
-    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-    trial = replace(trial, build_seconds=seconds, artifact_bytes=size, notes=executable.notes)
-    try:
+        seconds = time.perf_counter() - start
+        size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+        trial = replace(trial, build_seconds=seconds, artifact_bytes=size, notes=executable.notes)
         built = _dispatched(bench, job, executable, trial)
-        trial = _compared(bench, built, progress)
+        trial = yield from _compared(bench, built)
         if _admitted(trial, bench.tolerance) or (accept_error and trial.status == "ok"):
-            trial = timed_trial(bench, built, trial, progress)
-    except Refused as error:
-        executable.close()
-        return Built(replace(trial, status="refused", reason=str(error)))
+            trial = yield from _timed(bench, built, trial)
     except Exception as error:
-        executable.close()
-        return Built(_failed(trial, "failed to run", error, seconds))
+        if executable is not None:
+            executable.close()
+        return Built(_not_ok(trial, error, seconds or time.perf_counter() - start, built=executable is not None))
     except BaseException:
-        executable.close()
+        if executable is not None:
+            executable.close()
         raise
+    if trial.status != "ok":
+        executable.close()
+        return Built(trial)
     built.trial = trial
     assert built.installed is not None
     built.installed.trial = trial
     return built
 
 
-def build_job(
-    bench: Bench, candidate: Candidate, folder: Path, progress: Callable[[str, float | None], None]
-) -> BuildJob:
+def eager_built(bench: Bench, trial: Trial) -> Built:
+    """Eager as something to install: where other signatures of a method are tuned, its calls count as tuned too."""
+    job = build_job(bench, trial.candidate, bench.folder)
+    return _dispatched(bench, job, registry.of(trial.candidate).build(job), trial)
+
+
+def build_job(bench: Bench, candidate: Candidate, folder: Path) -> BuildJob:
     recording = bench.recording
     return BuildJob(
         recording.path,
@@ -241,12 +242,18 @@ def build_job(
         candidate,
         folder,
         bench.threads,
-        progress,
+        lambda phase, fraction: bench.check_cancelled(),
     )
 
 
-def _failed(trial: Trial, what: str, error: Exception, seconds: float) -> Trial:
+def _not_ok(trial: Trial, error: Exception, seconds: float, *, built: bool) -> Trial:
+    """The trial of a candidate that didn't get through, with what happened in a sentence."""
+    if isinstance(error, Refused):
+        return replace(trial, status="refused", reason=str(error), build_seconds=seconds)
+    if isinstance(error, BackendUnavailable):
+        return replace(trial, status="unavailable", reason=str(error))
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    what = "failed to run" if built else "failed to build"
     reason = f"{what}: {type(error).__name__}: {lines[0][:300] if lines else ''}"
     log = "".join(traceback.format_exception(error))[-LOG_CHARACTERS:]
     return replace(trial, status="failed", reason=reason, build_seconds=seconds, log=log)
@@ -261,7 +268,7 @@ def _dispatched(bench: Bench, job: BuildJob, executable: Executable, trial: Tria
     return Built(trial, installed, dispatch.call)
 
 
-def _compared(bench: Bench, built: Built, progress: Callable[[str, float | None], None]) -> Trial:
+def _compared(bench: Bench, built: Built) -> Steps[Trial]:
     """The trial with a comparison at every point. Out of tolerance its status is `ok` and its class `refused`."""
     assert built.call is not None
     assert built.installed is not None
@@ -272,7 +279,7 @@ def _compared(bench: Bench, built: Built, progress: Callable[[str, float | None]
     first_ms: float | None = None
     points = sorted(bench.recorded.samples, key=lambda p: p.sizes)
     for number, point in enumerate(points):
-        progress("compare", number / len(points))
+        yield "compare", number / len(points)
         bench.check_cancelled()
         calls, expected = [], bench.expected_at(point)
         samples = expected if len(expected) > 1 else expected * 2
@@ -331,21 +338,15 @@ def _contender(bench: Bench, label: str, function: Callable[..., Any], point: Po
     return Contender(label, [thunk(sample, False) for sample in samples])
 
 
-def timed_trial(bench: Bench, built: Built, trial: Trial, progress: Callable[[str, float | None], None]) -> Trial:
+def _timed(bench: Bench, built: Built, trial: Trial) -> Steps[Trial]:
     """The trial with latencies at every point, eager's taken in alternation."""
     start = time.perf_counter()
     results = []
     for number, result in enumerate(trial.points):
-        progress("measure", number / len(trial.points))
-        timing = time_point(bench, built, result.point)
-        measured = timing.measurements
-        label = trial.candidate.label
-        results.append(_with_figures(result, measured[label], measured["eager"]))
+        yield "measure", number / len(trial.points)
+        measured = time_point(bench, built, result.point).measurements
+        results.append(replace(result, latency=measured[trial.candidate.label], eager=measured["eager"]))
     return replace(trial, points=tuple(results), measure_seconds=time.perf_counter() - start)
-
-
-def _with_figures(result: PointResult, latency: Any, eager: Any) -> PointResult:
-    return replace(result, latency=latency, eager=eager)
 
 
 def time_point(bench: Bench, built: Built, point: Point, *, seed: int = 0) -> Timing:

@@ -45,7 +45,7 @@ from ..schema import (
 from .candidates import EAGER, Shortlist, estimated_seconds, shortlist
 from .planfile import check_plan, outermost_pins
 from .strategies import ChoiceContext, Decision, Strategy, decide_pin, strategy_of
-from .trial import Bench, Built, Cancelled, as_error, eager_trial, run_trial, time_point
+from .trial import Bench, Built, Cancelled, Steps, as_error, eager_built, eager_trial, time_point, trial_steps
 
 MAX_SIGNATURES = 8
 """Signatures tuned for one method; calls of further ones run the original."""
@@ -118,6 +118,8 @@ class Tuner:
         self.choices: list[Choice] = []
         self.failures: dict[str, str] = {}
         self.understood = ""
+        self.phase = ""
+        """What the running trial does just now (`"compiling"`, `"measure"`); may be read from any thread."""
         self._seq = 0
         self._start = time.perf_counter()
         self._cancelled = False
@@ -156,6 +158,10 @@ class Tuner:
             self._close(units)
             yield self._event("run_failed", data={"error": as_error(error)})
             raise
+        except KeyboardInterrupt:
+            self._close(units)
+            yield self._event("run_cancelled", data={"seconds": time.perf_counter() - self._start})
+            raise
         except BaseException:
             self._close(units)
             raise
@@ -186,6 +192,7 @@ class Tuner:
                     u.module.row.parameter_bytes * len(s.candidates) for u in units for s in u.lists
                 ),
                 "understood": self.understood,
+                "planned": [_planned(unit, index) for unit in units for index in range(len(unit.lists))],
                 "limits": to_data(self.plan.limits),
             },
         )
@@ -337,7 +344,9 @@ class Tuner:
         if reason is None and not recording.calls:
             reason = "it did not run"
         try:
-            signatures = signatures_of(recording, self.options.dynamic_shapes.get(item.path)) if reason is None else []
+            declared = self.options.dynamic_shapes.get(item.path)
+            split = self.plan.split_points
+            signatures = signatures_of(recording, declared, split_points=split) if reason is None else []
             signatures.sort(key=lambda s: -sum(s.seconds.values()))
             signatures = [probe(recording, s) for s in signatures[:MAX_SIGNATURES]]
         except DataError:
@@ -434,16 +443,9 @@ class Tuner:
             return
         yield self._event("trial_started", **place, data={"index": len(self.trials), "total": total, "phase": "build"})
         start = time.perf_counter()
-        phases: list[tuple[str, float | None]] = []
-
-        def progress(phase: str, fraction: float | None) -> None:
-            self._check_cancelled()
-            phases.append((phase, fraction))
-
         accept = rule is not None and rule.action == "pin" and rule.accept_error
-        built = run_trial(bench, candidate, self._digest(unit.module.module), progress, accept_error=accept)
-        for phase in dict.fromkeys(name for name, _ in phases):
-            yield self._event("trial_progress", **place, data={"phase": phase, "fraction": None})
+        steps = trial_steps(bench, candidate, self._digest(unit.module.module), accept_error=accept)
+        built = yield from self._progress(steps, place)
         self._seconds_by_backend.setdefault(candidate.backend, []).append(time.perf_counter() - start)
         built.trial = self._weighted(bench, built.trial)
         if built.installed is not None:
@@ -453,6 +455,17 @@ class Tuner:
         self.trials[built.trial.key] = built.trial
         failed = built.trial.status != "ok" or built.trial.error_class == "refused"
         yield self._event("trial_failed" if failed else "trial_finished", **place, data={"trial": to_data(built.trial)})
+
+    def _progress(self, steps: Steps[Built], place: Mapping[str, Any]) -> Generator[Event, None, Built]:
+        """A trial's phases as events."""
+        while True:
+            self._check_cancelled()
+            try:
+                phase, fraction = next(steps)
+            except StopIteration as stop:
+                result: Built = stop.value
+                return result
+            yield self._event("trial_progress", **place, data={"phase": phase, "fraction": fraction})
 
     def _digest(self, module: torch.nn.Module) -> str:
         if id(module) not in self._digests:
@@ -561,6 +574,11 @@ class Tuner:
             return []
         if any(c.pinned for c in unit.choices) or unit.module.method != "forward":
             return []
+        # Other load spoilt the measurements, or time is up: that says nothing against the module as a whole.
+        spent = time.perf_counter() - self._start
+        measured = [m for trials in unit.trials for t in trials for p in t.points for m in (p.latency, p.eager) if m]
+        if spent > self.plan.limits.max_seconds or any(m.disturbed for m in measured):
+            return []
         known = {u.module.path for u in units}
         children = [c for c in self._child_handles(unit.module.path) if c.row.share >= MIN_CHILD_SHARE]
         return [c for c in children if c.path not in known and not self._left_alone(c.path)]
@@ -590,9 +608,8 @@ class Tuner:
         built = unit.built[index].get(choice.candidate.label)
         if built is None or built.installed is None:
             # Eager among other choices: the call still counts as tuned, and runs the original.
-            built = run_trial(unit.benches[index], EAGER, "", lambda phase, fraction: None)
+            built = eager_built(unit.benches[index], self.trials[choice.trial or ""])
             assert built.installed is not None
-            built.installed.trial = self.trials[choice.trial or ""]
         built.installed.choice = choice
         return built.installed
 
@@ -634,6 +651,20 @@ def weighted_sum(timings: Mapping[Point, Timing], weights: Mapping[Point, float]
         held = [t.measurements[label] for t in timings.values()]
         measurements[label] = next((m for m in held if m.disturbed), held[0])
     return Timing(measurements, blocks)
+
+
+def _planned(unit: _Unit, index: int) -> dict[str, Any]:
+    """One (module, signature) with the labels of its candidates, for those who want to know before the start."""
+    listed, signature = unit.lists[index], unit.signatures[index].signature
+    labels = [candidate.label for candidate in listed.candidates]
+    return {
+        "path": unit.module.path,
+        "method": unit.module.method,
+        "signature": signature.key,
+        "label": signature.label,
+        "candidates": labels,
+        "not_tried": dict(listed.not_tried),
+    }
 
 
 @contextmanager
