@@ -10,6 +10,7 @@ lift our entries while the class does the work.
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +43,10 @@ class SwappedMethod(functools.partial):  # type: ignore[type-arg]
 
     @property
     def _torchscript_modifier(self) -> Any:
-        # torch.jit.script asks this of every method that it compiles; it would compile the dispatch.
+        # torch.jit.script asks this of every method that it compiles; it would compile the dispatch. torch.jit.trace,
+        # which sees the original, asks too, whether the method is exported.
+        if sys._getframe(2).f_code.co_name == "module_has_exports":
+            return None
         raise TargetError("torch.jit.script cannot compile a tuned module: call aitune_lab.unwrap(target) first")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -154,17 +158,25 @@ def swap(module: torch.nn.Module, method: str, function: Callable[..., Any]) -> 
 
 
 def restore(entry: SwappedMethod) -> None:
-    """Take a swap back, exactly. Taking it back twice, or after the user replaced the method, does nothing."""
+    """Take a swap back, exactly, also from beneath later ones.
+
+    Taking it back twice, or after the user replaced the method, does nothing.
+    """
     module = entry.module_ref()
     if module is None:
         return
     entries = module.__dict__
     for slot in (entry.method, "_old_forward"):
-        if entries.get(slot) is entry:
-            if entry.previous is None:
-                del entries[slot]
+        current = entries.get(slot)
+        if current is entry:
+            if entry.previous is not None or slot != entry.method:
+                entries[slot] = entry.original()  # accelerate needs its `_old_forward`
             else:
-                entries[slot] = entry.previous
+                del entries[slot]
+        while isinstance(current, SwappedMethod):
+            if current.previous is entry:
+                current.previous = entry.previous
+            current = current.previous
     if not any(isinstance(value, SwappedMethod) for value in entries.values()):
         for name in ("__reduce_ex__", "__getstate__", "__deepcopy__", "_replicate_for_data_parallel"):
             if isinstance(entries.get(name), (_CopyHook, _RefuseReplicas)):

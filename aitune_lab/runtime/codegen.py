@@ -27,6 +27,9 @@ from ..schema import Leaf, Node, OpaqueLeaf, Signature, TensorLeaf, ValueLeaf
 
 Parameter = inspect.Parameter
 
+FILENAME = "<aitune_lab dispatch>"
+"""Where generated code says that it stands."""
+
 
 class _Unset:
     def __repr__(self) -> str:
@@ -255,7 +258,7 @@ class FunctionWriter:
 
     def compile(self, body: Sequence[str]) -> Callable[..., Any]:
         source = f"def call({self.parameters()}):\n" + "\n".join("  " + line for line in body) + "\n"
-        exec(compile(source, "<aitune_lab dispatch>", "exec"), self.namespace)
+        exec(compile(source, FILENAME, "exec"), self.namespace)
         made: Callable[..., Any] = self.namespace["call"]
         return made
 

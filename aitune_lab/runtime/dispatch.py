@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -14,11 +15,11 @@ import torch.fx._symbolic_trace
 
 from ..capture.calls import CallForm
 from ..capture.recorder import autocast_state
-from ..capture.structure import flatten_call, is_tensor, value_text
+from ..capture.structure import Flat, flatten_call, is_tensor, value_text
 from ..capture.swap import SwappedMethod, original_method, restore, swap
 from ..errors import AituneWarning, SignatureMiss
 from ..schema import OpaqueLeaf, Signature, TensorLeaf, ValueLeaf, leaf_label
-from .codegen import FunctionWriter
+from .codegen import FILENAME, FunctionWriter
 from .guard import TensorCheck
 from .weights import WeightWatch, content_digest
 
@@ -31,6 +32,22 @@ TRAINING = "the module is in training mode; call .eval() on it to use the tuned 
 GRADIENTS = (
     "gradients are wanted here; call it under torch.inference_mode() or torch.no_grad() to use the tuned executable"
 )
+
+
+_MISS = "miss"
+
+
+def _warn(message: str) -> None:
+    """A warning that points at the user's line, whatever of ours and of torch's lies between."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and (
+        frame.f_code.co_filename == FILENAME or frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN
+    ):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, AituneWarning, stacklevel=level)
+
+
+_BETWEEN = (__name__.partition(".")[0], "torch", "accelerate")
 
 
 class Counter:
@@ -75,13 +92,15 @@ class MethodDispatch:
         weights: Literal["watched", "frozen"] = "watched",
     ) -> None:
         self.module, self.method, self.name, self.on_miss = module, method, name, on_miss
-        self.form = CallForm(original_method(module, method))
+        self.original = original_method(module, method)
+        self.form = CallForm(self.original)
         self.entries = [Entry(item) for item in installed]
         self.misses = Counter()
         self.to_original: dict[str, int] = {}
         self._said: set[str] = set()
         self._lock = threading.RLock()
-        self.watch = WeightWatch(module) if weights == "watched" else None
+        baked = not all(item.executable.live_weights for item in installed)
+        self.watch = WeightWatch(module, values=baked) if weights == "watched" else None
         self._weights = [*module.parameters(), *module.buffers()]
         for entry in self.entries:
             if self.watch is not None and not entry.installed.executable.live_weights:
@@ -102,12 +121,6 @@ class MethodDispatch:
         if self.watch is not None:
             self.watch.stop()
 
-    def beneath(self) -> Callable[..., Any]:
-        """The original method, looked up at each use: the user may put hooks of accelerate on and off."""
-        if self._swap is not None:
-            return self._swap.original()
-        return original_method(self.module, self.method)
-
     def _generate(self) -> Callable[..., Any]:
         following: Callable[..., Any] = self._missed
         for index in reversed(range(len(self.entries))):
@@ -120,7 +133,7 @@ class MethodDispatch:
         w = FunctionWriter(self.form)
         passed = w.forwarded()
         miss = f"return {w.name(following)}({passed})"
-        original = f"return {w.name(self.beneath)}()({passed})"
+        original = f"return {w.name(self.original)}({passed})"
         if head:
             tests = [
                 f"{w.name(torch.compiler.is_dynamo_compiling)}()",
@@ -246,12 +259,12 @@ class MethodDispatch:
             if first:
                 self._said.add(reason)
         if first:
-            warnings.warn(f"{self.name}: {reason}", AituneWarning, stacklevel=4)
+            _warn(f"{self.name}: {reason}")
 
     def _missed(self, *args: Any, **kwargs: Any) -> Any:
         """A call that fits no signature."""
         if torch.fx._symbolic_trace.is_fx_symbolic_tracing():
-            return self.beneath()(*args, **kwargs)
+            return self.original(*args, **kwargs)
         number = next(self.misses.count)
         if self.on_miss == "error" or number < EXPLAINED_MISSES:
             reason = self.explain(args, kwargs)
@@ -263,14 +276,14 @@ class MethodDispatch:
             with self._lock:
                 if len(self.to_original) < MAX_REASONS or reason in self.to_original:
                     self.to_original[reason] = self.to_original.get(reason, 0) + 1
-            if number == 0:
-                warnings.warn(
+                first = _MISS not in self._said
+                self._said.add(_MISS)
+            if first:
+                _warn(
                     f"{self.name}: a call fits no tuned signature and ran the original module ({reason}); further ones are "
-                    "only counted, see aitune_lab.stats(target)",
-                    AituneWarning,
-                    stacklevel=3,
+                    "only counted, see aitune_lab.stats(target)"
                 )
-        return self.beneath()(*args, **kwargs)
+        return self.original(*args, **kwargs)
 
     def signatures(self) -> str:
         return "; ".join(entry.installed.signature.label for entry in self.entries)
@@ -284,13 +297,25 @@ class MethodDispatch:
         reasons = [self._differs(entry.installed.signature, flat) for entry in self.entries]
         return min(reasons, key=lambda r: r[0])[1]
 
-    def _differs(self, signature: Signature, flat: Any) -> tuple[int, str]:
+    def _structure_differs(self, signature: Signature, flat: Flat) -> str:
+        given, tuned = set(flat.node.keys), set(signature.inputs.keys)
+        for name in sorted(map(str, given - tuned)):
+            value = next((x for x, path in zip(flat.leaves, flat.paths, strict=True) if path == name), None)
+            shown = "given" if value is None or is_tensor(value) else value_text(value)[:80]
+            parameter = self.form.signature.parameters.get(name)
+            return f"{name} is {shown}" + (f", tuned for its default {parameter.default!r}" if parameter else "")
+        for name in sorted(map(str, tuned - given)):
+            return f"{name} is left out, tuned with it"
+        if list(flat.paths) != [leaf.path for leaf in signature.leaves]:
+            return f"arguments are {list(flat.paths)[:20]}, tuned for {[leaf.path for leaf in signature.leaves][:20]}"
+        return "the arguments' classes differ"
+
+    def _differs(self, signature: Signature, flat: Flat) -> tuple[int, str]:
         """(how far, in words); smaller is nearer."""
         if autocast_state() != signature.autocast:
             return 3, f"autocast is {dict(autocast_state()) or 'off'}, tuned with {dict(signature.autocast) or 'off'}"
         if flat.node != signature.inputs or len(flat.leaves) != len(signature.leaves):
-            given, tuned = list(flat.paths), [leaf.path for leaf in signature.leaves]
-            return 4, f"arguments are {given}, tuned for {tuned}" if given != tuned else "the arguments' classes differ"
+            return 4, self._structure_differs(signature, flat)
         for path, value, leaf in zip(flat.paths, flat.leaves, signature.leaves, strict=True):
             if isinstance(leaf, ValueLeaf) and (is_tensor(value) or value_text(value) != leaf.text):
                 shown = "a tensor" if is_tensor(value) else value_text(value)[:80]

@@ -126,10 +126,15 @@ class WeightWatch:
 
     `dirty` is set by an event or a finding and stays until the owner has looked what changed. One watch serves all
     executables of a module, from any thread.
+
+    Args:
+        module: the module; the watch holds it weakly.
+        values: whether values matter; without, only what events tell (kinds, training) is watched.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, *, values: bool = True) -> None:
         self.module = weakref.ref(module)
+        self.values = values
         self.dirty = False
         self.suspect = False
         self.found = ""
@@ -145,7 +150,7 @@ class WeightWatch:
             self.tensors = [holder[name] for holder, name in slots]
             self._pointers = [t.data_ptr() if t.layout is torch.strided else 0 for t in self.tensors]
             self._versions = [version_of(t) for t in self.tensors]
-            self._samples = _samples_of(self.tensors)
+            self._samples = _samples_of(self.tensors if self.values else [])
             self._metadata = [(t.shape, t.dtype, t.device) for t in self.tensors]
             self._training = [child.training for child in module.modules()]
         self._rounds = self._shares(module)
@@ -164,6 +169,8 @@ class WeightWatch:
             # `int()` is 0, as is the address of what has none.
             address_of = tensor.data_ptr if tensor.layout is torch.strided else int
             row = (holder.get, name, tensor, address_of, address)
+            if not self.values:
+                continue
             if version == -1:
                 unversioned.append(row)
             else:
@@ -283,7 +290,7 @@ class WeightWatch:
 
 _listeners: weakref.WeakKeyDictionary[torch.nn.Module, weakref.WeakSet[WeightWatch]] = weakref.WeakKeyDictionary()
 _hooks: list[Callable[[], None]] = []
-_hooks_lock = threading.Lock()
+_hooks_lock = threading.RLock()
 
 
 def _add_hooks() -> None:
@@ -320,6 +327,7 @@ def listen(module: torch.nn.Module, watch: WeightWatch) -> None:
             _add_hooks()
         for child in module.modules():
             _listeners.setdefault(child, weakref.WeakSet()).add(watch)
+    weakref.finalize(watch, _remove_idle_hooks)
 
 
 def unlisten(watch: WeightWatch) -> None:
@@ -329,9 +337,13 @@ def unlisten(watch: WeightWatch) -> None:
             watches.discard(watch)
             if not watches:
                 del _listeners[child]
-        if not _listeners:
-            while _hooks:
-                _hooks.pop()()
+    _remove_idle_hooks()
+
+
+def _remove_idle_hooks() -> None:
+    if not any(map(len, list(_listeners.values()))):
+        while _hooks:
+            _hooks.pop()()
 
 
 def _registered(module: torch.nn.Module, name: str, value: Any) -> None:

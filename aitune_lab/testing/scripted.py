@@ -222,6 +222,7 @@ def prepare_scripted(
     path: str = "",
     on_miss: Literal["original", "error"] = "original",
     watching: Literal["watched", "frozen"] = "watched",
+    call: Callable[..., Sequence[torch.Tensor]] | None = None,
     **options: Any,
 ) -> Installed:
     """What `install_scripted` installs, before it is installed."""
@@ -241,7 +242,9 @@ def prepare_scripted(
             Path(tempfile.gettempdir()),
         )
         choice = Choice(path, method, recorded.signature.key, job.candidate, None, "installed by a test")
-        entries.append(InstalledExecutable(choice, recorded.signature, None, backend._executable(job), job))
+        executable = backend._executable(job)
+        executable.call = call or executable.call
+        entries.append(InstalledExecutable(choice, recorded.signature, None, executable, job))
     return prepare(module, method, path, entries, Plan(), on_miss=on_miss, weights=watching)
 
 
@@ -251,8 +254,8 @@ def install_scripted(module: torch.nn.Module, *calls: Any, **options: Any) -> In
     Args:
         module: the module; its method runs each call once to be recorded.
         calls: items as `tune` takes them: a tensor, a dict of keywords, a tuple of arguments, `(tuple, dict)`.
-        options: `method`, `declared` (dynamic shapes), `path`, `on_miss`, `watching` (`"watched"`, `"frozen"`), and
-            the fields of `ScriptedConfig`.
+        options: `method`, `declared` (dynamic shapes), `path`, `on_miss`, `watching` (`"watched"`, `"frozen"`),
+            `call` (flat tensors to flat tensors, in place of the scripted one), and the fields of `ScriptedConfig`.
     """
     made = prepare_scripted(module, *calls, **options)
     install_all([made])
