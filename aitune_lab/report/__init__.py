@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .frames import choices_frame, events_frame, modules_frame, trials_frame
+from .results import CHOICE_COLUMNS, Block, candidates_block, choice_rows, result_blocks, result_html, result_text
 from .text import (
     CANDIDATE_COLUMNS,
     MODULE_COLUMNS,
@@ -16,9 +17,13 @@ from .text import (
 
 __all__ = [
     "CANDIDATE_COLUMNS",
+    "CHOICE_COLUMNS",
     "MODULE_COLUMNS",
+    "Block",
     "Column",
     "candidate_rows",
+    "candidates_block",
+    "choice_rows",
     "choices_frame",
     "clean",
     "events_frame",
@@ -26,5 +31,8 @@ __all__ = [
     "module_rows",
     "modules_frame",
     "render_table",
+    "result_blocks",
+    "result_html",
+    "result_text",
     "trials_frame",
 ]

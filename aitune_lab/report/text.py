@@ -109,12 +109,12 @@ def render_table(columns: Sequence[Column], rows: Sequence[Mapping[str, str]]) -
 
 def html_table(columns: Sequence[Column], rows: Sequence[Mapping[str, str]], caption: str = "") -> str:
     """A bare HTML table, readable without any CSS; every text in it is escaped."""
-    head = "".join(f'<th align="{_align(c)}">{_escaped(c.title)}</th>' for c in columns)
+    head = "".join(f'<th align="{_align(c)}">{escaped(c.title)}</th>' for c in columns)
     body = "".join(
-        "<tr>" + "".join(f'<td align="{_align(c)}">{_escaped(row.get(c.key, ""))}</td>' for c in columns) + "</tr>"
+        "<tr>" + "".join(f'<td align="{_align(c)}">{escaped(row.get(c.key, ""))}</td>' for c in columns) + "</tr>"
         for row in rows
     )
-    title = f"<caption>{_escaped(caption)}</caption>" if caption else ""
+    title = f"<caption>{escaped(caption)}</caption>" if caption else ""
     return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -126,8 +126,8 @@ def inspection_text(inspection: Any) -> str:
 
 def inspection_html(inspection: Any) -> str:
     """An `Inspection` as bare HTML with the same content as `inspection_text`."""
-    head = "".join(f"<p>{_escaped(line)}</p>" for line in _inspection_head(inspection))
-    tail = "".join(f"<p>{_escaped(line)}</p>" for line in _warnings(inspection))
+    head = "".join(f"<p>{escaped(line)}</p>" for line in _inspection_head(inspection))
+    tail = "".join(f"<p>{escaped(line)}</p>" for line in _warnings(inspection))
     return f"<div>{head}{html_table(MODULE_COLUMNS, module_rows(inspection.rows))}{tail}</div>"
 
 
@@ -187,6 +187,8 @@ def _candidate_row(
     comparison = result.comparison if result is not None else None
     latency = result.latency if result is not None else None
     beside = eager_at(result, eager) if result is not None and eager is not None else result.eager if result else None
+    if comparison is not None and not comparison.leaves:
+        comparison = None  # eager's own trial: it is what the others are compared with
     error_class, factor = (trial.error_class, trial.factor_over_eager) if comparison is not None else (None, None)
     return {
         "chosen": "*" if chosen else "",
@@ -216,7 +218,11 @@ def _latency(measurement: Measurement | None) -> str:
     if measurement is None:
         return ""
     half = measurement.spread * measurement.median_ms / 2
-    text = f"{number(measurement.median_ms)} ± {half:.2g}"
+    text = (
+        f"{number(measurement.median_ms)} ± {half:.0f}"
+        if half >= 10
+        else f"{number(measurement.median_ms)} ± {half:.2g}"
+    )
     return f"{text} (disturbed)" if measurement.disturbed else text
 
 
@@ -246,7 +252,8 @@ def _align(column: Column) -> str:
     return "right" if column.right else "left"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text that is safe in HTML, and shows control characters."""
     return html.escape(clean(text))
 
 

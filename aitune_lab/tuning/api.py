@@ -20,6 +20,7 @@ from ..schema import Event, Plan, Rule, StrategyConfig
 from .planfile import read_plan
 from .progress import line
 from .result import TuneResult
+from .session import journaled
 from .strategies import Strategy, strategy_of
 from .tuner import BackendLike, TuneOptions, Tuner, checked_modules
 
@@ -188,10 +189,15 @@ def make_tuner(target: Any, data: Any, plan: Plan, options: TuneOptions) -> Tune
     )
 
 
-def run(tuner: Tuner, progress: bool | Callable[[Event], None] = False) -> TuneResult:
-    """Drive a tuner to its end. With `progress=True` a line for each notable event goes to stderr."""
+def run(
+    tuner: Tuner, progress: bool | Callable[[Event], None] = False, *, journal: str | Path | None = None
+) -> TuneResult:
+    """Drive a tuner to its end. With `progress=True` a line for each notable event goes to stderr.
+
+    Each event is written to the journal, if a file is named, before anything else learns of it.
+    """
     events = []
-    for event in tuner.steps():
+    for event in journaled(tuner.steps(), journal) if journal is not None else tuner.steps():
         events.append(event)
         if callable(progress):
             progress(event)

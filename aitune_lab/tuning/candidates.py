@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ import torch
 from ..backends import registry
 from ..backends.base import Backend
 from ..errors import PlanError
-from ..schema import Candidate, Plan, Signature
+from ..schema import Candidate, Option, Plan, Signature
 
 TYPICAL_SECONDS = {"eager": 1.0, "onnxruntime": 8.0, "inductor": 30.0}
 """What a trial of a backend takes on a laptop, for the estimate before a run; measured ones replace it as it goes."""
@@ -38,6 +39,30 @@ def as_candidate(value: str | Candidate | Backend | type[Backend]) -> Candidate:
         registry.get(value)
         return Candidate(value)
     raise PlanError(f"a backend must be a name, a Backend or a Candidate, but got {value!r}")
+
+
+def candidate_of_label(label: str) -> Candidate:
+    """The candidate that a label stands for: `onnxruntime`, `inductor[freezing]`, `onnxruntime[opset=18]`.
+
+    Raises PlanError for an unknown backend, an option that it doesn't have, or a bracket that isn't closed.
+    """
+    name, bracket, rest = label.strip().partition("[")
+    if bracket and not rest.endswith("]"):
+        raise PlanError(f"a candidate is written like 'inductor[freezing]', but got {label!r}")
+    backend = registry.get(name)
+    options: dict[str, Option] = {}
+    for part in filter(None, (part.strip() for part in rest.rstrip("]").split(","))):
+        option, given, text = part.partition("=")
+        options[option] = _option(text) if given else True
+    return backend.of(Candidate(name, tuple(sorted(options.items())))).candidate()
+
+
+def _option(text: str) -> Option:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return value if isinstance(value, (bool, int, float)) or value is None else text
 
 
 def shortlist(

@@ -47,9 +47,9 @@ class TuneResult:
     def __str__(self) -> str:
         from .._display import report
 
-        return str(report().text.result_text(self))
+        return str(report().results.result_text(self))
 
     def _repr_html_(self) -> str:
         from .._display import report
 
-        return str(report().text.result_html(self))
+        return str(report().results.result_html(self))

@@ -1,0 +1,129 @@
+"""What a terminal shows, drawn by rich: result blocks as tables, and a run as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..schema import Event
+from ..tuning.progress import line
+from .results import Block, blocks_text
+from .text import MODULE_COLUMNS, Column, clean, module_rows
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..capture.inspector import Inspection
+    from ..tuning.tuner import Tuner
+
+_WRAPPED = ("why", "tunable", "inputs", "outputs", "class_name", "status")
+
+
+def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
+    """Print blocks: as tables that fit a terminal, as plain aligned text where the output is no terminal."""
+    if not console.is_terminal:
+        console.file.write(blocks_text(blocks) + "\n")
+        return
+    from rich.padding import Padding
+    from rich.text import Text
+
+    for block in blocks:
+        if block.title:
+            console.print(Text(clean(block.title), style="bold"))
+        if block.rows:
+            console.print(_table(block.columns, block.rows))
+        for text in block.lines:
+            console.print(Padding(Text(clean(text)), (0, 0, 0, 2 if block.title else 0)))
+        console.print()
+
+
+def inspection_blocks(inspection: Inspection, max_depth: int | None = None) -> list[Block]:
+    """An inspection as blocks, with the columns that a terminal has room for; modules deeper than that are counted."""
+    rows = [row for row in inspection.rows if max_depth is None or row.depth < max_depth]
+    shown = ("path", "class_name", "calls", "mean_ms", "share", "parameters", "dtypes", "tunable")
+    columns = [column for column in MODULE_COLUMNS if column.key in shown]
+    lines = [inspection.understood] if inspection.understood else []
+    if len(rows) < len(inspection.rows):
+        lines.append(f"and {len(inspection.rows) - len(rows)} modules inside these")
+    return [Block("", columns, module_rows(rows)), Block("", lines=lines)]
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Any]) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = [c for c in columns if any(row.get(c.key) for row in rows)] or list(columns)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for column in shown:
+        table.add_column(
+            column.title,
+            justify="right" if column.right else "left",
+            no_wrap=column.key not in _WRAPPED,
+            overflow="fold" if column.key in _WRAPPED else "ellipsis",
+        )
+    for row in rows:
+        chosen = str(row.get("candidate", "")).startswith("* ")
+        table.add_row(
+            *(Text(clean(row.get(c.key, "")), style="bold green" if chosen else "") for c in shown),
+        )
+    return table
+
+
+@contextmanager
+def progress_of(tuner: Tuner, console: Console) -> Iterator[Callable[[Event], None]]:
+    """Shows a run: give each event to the function that this yields.
+
+    On a terminal one live line says what runs now, in which phase, for how long, and how much is left; finished steps
+    stay above it. Elsewhere only those are written, a line each.
+    """
+    if not console.is_terminal:
+
+        def write(event: Event) -> None:
+            if text := line(event):
+                console.file.write("\n".join(map(clean, text.splitlines())) + "\n")
+                console.file.flush()
+
+        yield write
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, SpinnerColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    running = {"what": "", "trial": False, "estimate": ""}
+
+    class Now(ProgressColumn):
+        """What runs now. Asked by rich's own thread, so a long build shows its phases too."""
+
+        def render(self, task: Any) -> Text:
+            phase = tuner.phase if running["trial"] else ""
+            return Text(clean(f"{running['what']}{f': {phase}' if phase else ''}"))
+
+    class Estimate(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(str(running["estimate"]), style="dim")
+
+    columns = (SpinnerColumn(), Now(), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), Estimate())
+    with Progress(*columns, console=console, transient=True) as live:
+        task = live.add_task("", total=None)
+
+        def show(event: Event) -> None:
+            data = event.data
+            if event.kind == "run_started":
+                live.update(task, total=int(data.get("trials") or 0))
+                running["estimate"] = f"of about {float(data.get('estimated_seconds') or 0):.0f} s"
+            elif event.kind == "trial_started":
+                label = event.candidate.label if event.candidate else ""
+                running.update(what=f"{event.path or '(model)'}: {label}", trial=True)
+                live.update(task, total=int(data.get("total") or 0))
+            elif event.kind in ("trial_finished", "trial_failed"):
+                running.update(trial=False, what="")
+                live.advance(task)
+            elif event.kind == "log":
+                running["what"] = str(data.get("message", ""))
+                if data.get("level") == "info":
+                    return
+            if text := line(event):
+                live.console.print(Text("\n".join(map(clean, text.splitlines()))))
+
+        yield show
