@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+import re
 import sys
+import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
 
 from aitune_lab.capture.data import as_call
@@ -20,6 +24,11 @@ from aitune_lab.schema import Measurement, Plan
 from aitune_lab.tuning.api import make_tuner, run, unwrap
 from aitune_lab.tuning.strategies import OneBackendStrategy
 from aitune_lab.tuning.tuner import TuneOptions
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 CASES = Path(__file__).parent.parent / "cases"
 NAMES = sorted(p.stem for p in CASES.glob("[0-9]*.py"))
@@ -83,7 +92,7 @@ def close(expected: Any, actual: Any, rtol: float, atol: float) -> str | None:
     return None
 
 
-def run_case(name: str, backend: str, half: torch.dtype | None = None) -> Outcome:
+def run_case(name: str, backend: str) -> Outcome:
     """Tune a case on one backend and call the tuned target with the inputs of a fresh copy."""
     make = load(name)
     torch.manual_seed(1)
@@ -139,22 +148,39 @@ def run_case(name: str, backend: str, half: torch.dtype | None = None) -> Outcom
     return outcome
 
 
-if __name__ == "__main__":
-    import logging
-    import time
+OUTCOMES = CASES / "outcomes.toml"
 
+
+def expected_outcomes() -> dict[str, dict[str, str]]:
+    """The table under version control: case → backend → `right`, or `eager: reason`."""
+    return tomllib.loads(OUTCOMES.read_text(encoding="utf-8")) if OUTCOMES.exists() else {}
+
+
+def in_words(outcome: Outcome) -> str:
+    """A row of the table. Measured figures and addresses are left out: they differ from run to run."""
+    if outcome.verdict == "right" and not any("eager stays" in r for r in outcome.reasons):
+        return "right"
+    reason = outcome.reasons[0].partition("can't be used: ")[2] or outcome.reasons[0] if outcome.reasons else ""
+    reason = re.sub(r"(\d+\.\d+(e-?\d+)?)", "#", reason.partition("\n")[0])[:160]
+    return f"{outcome.verdict}: {reason}"
+
+
+def main(backend: str, names: list[str]) -> None:
+    """Run cases and print a line for each; with no names all of them, and the table is written anew."""
     logging.disable(logging.WARNING)
-    names = sys.argv[2:] or [*NAMES, *EXPORT_NAMES]
+    table = expected_outcomes()
     total: dict[str, int] = {}
-    for case in names:
+    for case in names or [*NAMES, *EXPORT_NAMES]:
         start = time.perf_counter()
-        try:
-            o = run_case(case, sys.argv[1])
-        except Exception as error:
-            o = Outcome(case, "CRASH", reasons=[f"{type(error).__name__}: {error}"])
-        total[o.verdict] = total.get(o.verdict, 0) + 1
-        print(
-            f"{case:32s} {o.verdict:6s} {o.dispatched}/{o.calls} {time.perf_counter() - start:.0f}s {' | '.join(o.reasons)[:230]}",
-            flush=True,
-        )
+        outcome = run_case(case, backend)
+        total[outcome.verdict] = total.get(outcome.verdict, 0) + 1
+        table.setdefault(case, {})[backend] = in_words(outcome)
+        seconds = time.perf_counter() - start
+        print(f"{case:32s} {outcome.dispatched}/{outcome.calls} {seconds:.0f}s {in_words(outcome)}", flush=True)
     print(total)
+    if not names:
+        OUTCOMES.write_text(tomli_w.dumps(table), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,55 @@
+"""Modules with habits people's modules have, tuned as a user would: right and dispatched, or on eager with a reason."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from case_run import EXPORT_NAMES, NAMES, expected_outcomes, in_words, run_case
+
+BACKENDS = ("eager", "onnxruntime", "inductor")
+QUICK_EXPORT = (
+    "g01_fp16_norm_eps_vanishes",
+    "g06_sdpa_bool_rows_off",
+    "g13_duplicate_and_unused",
+    "g29_tiny_constants_dropped",
+)
+QUICK_INDUCTOR = ("10_inplace_input_mutation", "28_output_aliases_input")
+ON_EAGER_BY_RULE = {"17_train_mode_bn_dropout", "34_generator_output"}
+
+
+def _rows() -> list[object]:
+    rows = []
+    for name in (*NAMES, *EXPORT_NAMES):
+        for backend in BACKENDS:
+            quick = {
+                "eager": name in NAMES,
+                "onnxruntime": name in NAMES or name in QUICK_EXPORT,
+                "inductor": name in QUICK_INDUCTOR,
+            }[backend]
+            marks = () if quick else (pytest.mark.full,)
+            rows.append(pytest.param(name, backend, marks=marks, id=f"{name}-{backend}"))
+    return rows
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "backend"), _rows())
+def test_a_case_is_right_or_stays_on_eager_as_the_table_says(name: str, backend: str) -> None:
+    outcome = run_case(name, backend)
+    assert outcome.verdict != "WRONG", outcome.reasons
+    if backend != "eager":
+        expected = expected_outcomes()[name][backend]
+        verdict = in_words(outcome).partition(":")[0]
+        assert verdict == expected.partition(":")[0], outcome.reasons
+
+
+def test_refusing_is_the_exception() -> None:
+    table = expected_outcomes()
+    right = {b: sum(table[n][b].startswith("right") for n in NAMES) for b in BACKENDS[1:]}
+    assert right["onnxruntime"] >= 20
+    assert right["inductor"] >= 27
+    assert not any(row.startswith("WRONG") for rows in table.values() for row in rows.values())
