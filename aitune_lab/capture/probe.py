@@ -103,7 +103,7 @@ def probe(recording: Recording, recorded: RecordedSignature) -> RecordedSignatur
     facts = replace(
         recorded.signature.facts,
         random=random,
-        state=state,
+        state=tuple(sorted({*recorded.signature.facts.state, *state})),
         aliases=_aliases(before, first),
         varying_values=tuple(sorted(varying)),
         hooked=_hooked(recording.module),

@@ -86,6 +86,8 @@ class CallShape:
     outputs: list[Flat] = field(default_factory=list)
     """Structure and leaves of outputs; tensor leaves are empty tensors of the same shape and dtype."""
     mutated: set[str] = field(default_factory=set)
+    rebuilt: set[str] = field(default_factory=set)
+    """Arguments that hold other things after the call than before (a list that was appended to)."""
     batch: int | None = None
     grad_modes: set[str] = field(default_factory=set)
 
@@ -131,6 +133,11 @@ def _leaf_key(leaf: Any) -> Any:
     from .structure import is_value, type_key, value_text
 
     return (type_key(type(leaf)), value_text(leaf)) if is_value(leaf) else type_key(type(leaf))
+
+
+def shape_key(method: str, node: Node, leaves: Sequence[Any], autocast: Any) -> Any:
+    """What calls of one concrete shape have in common."""
+    return method, node, tuple(_leaf_key(x) for x in leaves), autocast
 
 
 class Recorder:
@@ -188,7 +195,7 @@ class Recorder:
         try:
             call = recording.form.normalize(args, kwargs)
             flat = flatten_call(call)
-            key = (recording.method, flat.node, tuple(_leaf_key(x) for x in flat.leaves), autocast_state())
+            key = shape_key(recording.method, flat.node, flat.leaves, autocast_state())
         except Exception as error:
             # The user's own call decides whether this is an error.
             result = original(*args, **kwargs)
@@ -210,10 +217,11 @@ class Recorder:
             shape.grad_modes.add(grad_mode())
             if sample is not None and len(shape.samples) < self.samples:
                 shape.samples.append(sample)
-                shape.outputs.append(_emptied(flatten(result)))
+                shape.outputs.append(emptied(flatten(result)))
                 for path, leaf, before, version in zip(flat.paths, flat.leaves, sample.leaves, versions, strict=True):
-                    if version is not None and _changed(leaf, before, version):
+                    if _changed(leaf, before, version):
                         shape.mutated.add(path)
+                shape.rebuilt |= _rebuilt(call, flat)
         return result
 
     def _sample(self, recording: Recording, flat: Flat) -> Sample | None:
@@ -230,10 +238,23 @@ class Recorder:
         return Sample(flat.node, leaves, random_state=torch.get_rng_state())
 
 
-def _changed(leaf: torch.Tensor, before: torch.Tensor, version: int) -> bool:
-    if version != -1 and leaf._version == version:
+def _changed(leaf: Any, before: Any, version: int | None) -> bool:
+    if isinstance(leaf, np.ndarray):
+        return bool(leaf.tobytes() != before.tobytes())
+    if version is None or (version != -1 and leaf._version == version):
         return False
     return not same_values(leaf, before)
+
+
+def _rebuilt(call: dict[str, Any], before: Flat) -> set[str]:
+    """Arguments in whose containers the call replaced, added or removed something."""
+    after = flatten_call(call)
+    nodes = zip(before.node.keys, before.node.children, after.node.children, strict=True)
+    changed = {str(name) for name, old, new in nodes if old != new}
+    if not changed:
+        pairs = zip(before.paths, before.leaves, after.leaves, strict=True)
+        changed = {path.partition("[")[0].partition(".")[0] for path, old, new in pairs if is_tensor(old) and old is not new}
+    return {f"the argument {name}" for name in changed}
 
 
 def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -243,7 +264,8 @@ def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _emptied(flat: Flat) -> Flat:
+def emptied(flat: Flat) -> Flat:
+    """An output without its memory: tensors become meta tensors."""
     leaves = [
         torch.empty_like(x, device="meta") if is_tensor(x) and x.layout is torch.strided else x for x in flat.leaves
     ]

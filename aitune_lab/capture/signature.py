@@ -126,11 +126,15 @@ def _infer(method: str, autocast: Any, shapes: list[CallShape], declared: Dynami
     for leaf in described[0]:
         for axis, dim in declared.get(leaf.path, {}).items():
             names.declare(_sizes(described, leaf.path, axis), dim)
+    tensors = [leaf for leaf in described[0] if isinstance(leaf, TensorLeaf)]
+    sizes = (_sizes(described, leaf.path, axis) for leaf in tensors for axis in range(len(leaf.dims)))
+    names.seen = [vector for vector in sizes if len(set(vector)) > 1]
     leaves = tuple(_symbolic(described, i, names, declared) for i in range(len(described[0])))
     symbols = tuple(names.symbol(name) for name in names.vectors)
     outputs, output_leaves, varying = _outputs(shapes, names)
     facts = Facts(
         mutated=tuple(sorted(set().union(*(shape.mutated for shape in shapes)))),
+        state=tuple(sorted(set().union(*(shape.rebuilt for shape in shapes)))),
         varying_values=varying,
         grad_modes=tuple(sorted(set().union(*(shape.grad_modes for shape in shapes)))),
     )
@@ -165,6 +169,8 @@ class _Names:
         self.declared: dict[str, DynamicDim] = {}
         known = all(b is not None for b in batches) and len(set(batches)) > 1
         self.batches: tuple[int, ...] | None = tuple(b or 0 for b in batches) if known else None
+        self.seen: list[tuple[int, ...]] = []
+        """Sizes of every dimension that varied, so that a multiple met first takes its name from the smaller one."""
 
     def declare(self, sizes: tuple[int, ...], dim: DynamicDim) -> None:
         if not all(dim.min <= size <= dim.max for size in sizes):
@@ -192,8 +198,9 @@ class _Names:
             self.vectors["b"] = self.batches
             return "b" if factor == 1 else f"{factor}*b"
         name = "b" if first_axis and "b" not in self.vectors and self.batches is None else self._next()
-        self.vectors[name] = sizes
-        return name
+        factor, base = max((_factor(sizes, vector) or 0, vector) for vector in (*self.seen, sizes))
+        self.vectors[name] = base
+        return name if factor == 1 else f"{factor}*{name}"
 
     def _next(self) -> str:
         number = 0
@@ -211,7 +218,7 @@ class _Names:
 
 def _factor(sizes: Sequence[int], base: Sequence[int]) -> int | None:
     """k if every size is k times its base, for a whole k of at least 1."""
-    factors = {s // b if b and s % b == 0 else (-1 if b or s else 0) for s, b in zip(sizes, base, strict=True)} - {0}
+    factors = {(s // b if s and s % b == 0 else -1) if b else (-1 if s else 0) for s, b in zip(sizes, base, strict=True)} - {0}
     return factors.pop() if len(factors) == 1 and min(factors) > 0 else None
 
 

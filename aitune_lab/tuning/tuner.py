@@ -17,10 +17,11 @@ import torch
 from ..backends import registry
 from ..backends.base import Backend
 from ..capture.data import understand
+from ..capture.declared import declared_signatures
 from ..capture.inspector import InspectedModule, Inspection, inspect, run_item, takes
 from ..capture.probe import probe, why_not
 from ..capture.recorder import Recorder, Recording
-from ..capture.signature import DynamicShapes, RecordedSignature, signatures_of
+from ..capture.signature import DynamicShapes, RecordedSignature
 from ..capture.state import preserved
 from ..capture.tree import find_modules, modules_of, outermost
 from ..errors import DataError, PlanError, TargetError
@@ -346,7 +347,7 @@ class Tuner:
         try:
             declared = self.options.dynamic_shapes.get(item.path)
             split = self.plan.split_points
-            signatures = signatures_of(recording, declared, split_points=split) if reason is None else []
+            signatures = declared_signatures(recording, declared, split_points=split) if reason is None else []
             signatures.sort(key=lambda s: -sum(s.seconds.values()))
             signatures = [probe(recording, s) for s in signatures[:MAX_SIGNATURES]]
         except DataError:
@@ -479,6 +480,8 @@ class Tuner:
             return replace(trial, points=points)
 
         def weight(result: PointResult) -> float:
+            if not result.calls:  # an end of a declared range, which no batch size asked for
+                return 0.0
             return 1.0 / result.eager.median_ms if result.eager is not None and result.eager.median_ms > 0 else 1.0
 
         return replace(trial, points=tuple(replace(p, weight=weight(p)) for p in trial.points))
