@@ -25,6 +25,8 @@ class Shortlist:
 
     candidates: list[Candidate] = field(default_factory=list)
     not_tried: dict[str, str] = field(default_factory=dict)
+    variant_of: dict[Candidate, Candidate] = field(default_factory=dict)
+    """The backend's first proposal for each further one of it; what the user named is no variant."""
 
 
 def as_candidate(value: str | Candidate | Backend | type[Backend]) -> Candidate:
@@ -89,13 +91,17 @@ def shortlist(
             result.not_tried[as_candidate(item).label] = f"unavailable: {state.reason}. {state.cure}".rstrip(". ")
             continue
         proposed = own().candidates(signature, module) if backend is not None else [as_candidate(item)]
+        result.variant_of.update(dict.fromkeys(proposed[1:], proposed[0]))
         for candidate in proposed:
             rule = plan.excludes(path, candidate)
             if rule is not None:
                 result.not_tried[candidate.label] = f"excluded by the rule for {rule.pattern!r}"
             elif candidate not in result.candidates and candidate != EAGER:
                 result.candidates.append(candidate)
-    result.candidates.sort(key=lambda c: TYPICAL_SECONDS.get(c.backend, 20.0))
+    named_so = [as_candidate(item) for item in named if not isinstance(item, str)]
+    result.variant_of = {c: first for c, first in result.variant_of.items() if c not in named_so}
+    # The promising ones first: every backend's first proposal before variants, quick ones before slow ones.
+    result.candidates.sort(key=lambda c: (c in result.variant_of, TYPICAL_SECONDS.get(c.backend, 20.0)))
     return result
 
 

@@ -42,7 +42,8 @@ def trial_sentence(trial: Trial) -> str:
     """
     timed = [(p.speedup, p) for p in trial.points if p.speedup is not None]
     if not timed:
-        return f"{trial.candidate.label}: not timed; {accuracy(trial)}; built in {trial.build_seconds:.1f} s"
+        why = trial.reason or "not timed"
+        return f"{trial.candidate.label}: {why}; {accuracy(trial)}; built in {trial.build_seconds:.1f} s"
     low, high = min(s for s, _ in timed), max(s for s, _ in timed)
     heaviest = max((p for _, p in timed), key=lambda p: p.eager.median_ms if p.eager is not None else 0.0)
     assert heaviest.latency is not None

@@ -39,6 +39,7 @@ from ..schema import (
     Trial,
     TrialStatus,
 )
+from .search import Rival, rough_look
 
 T = TypeVar("T")
 
@@ -181,10 +182,19 @@ Steps = Generator[tuple[str, float | None], None, T]
 """Phases with the fraction done (None if unknown) while something runs, then its result."""
 
 
-def trial_steps(bench: Bench, candidate: Candidate, weights_digest: str, *, accept_error: bool = False) -> Steps[Built]:
+def trial_steps(
+    bench: Bench,
+    candidate: Candidate,
+    weights_digest: str,
+    *,
+    accept_error: bool = False,
+    rival: Rival | None = None,
+    timed: bool = True,
+) -> Steps[Built]:
     """Build, compare, measure. Never raises but for a cancel or interrupt: what went wrong is in the trial.
 
-    A candidate out of tolerance is not timed, unless `accept_error`.
+    A candidate out of tolerance is not timed, unless `accept_error`; nor, if a rival is named, one that a rough look
+    shows to be hopeless against it; nor anything without `timed`.
     """
     signature = bench.recorded.signature
     key = trial_key(bench, candidate, weights_digest)
@@ -205,8 +215,8 @@ def trial_steps(bench: Bench, candidate: Candidate, weights_digest: str, *, acce
         trial = replace(trial, build_seconds=seconds, artifact_bytes=size, notes=executable.notes)
         built = _dispatched(bench, job, executable, trial)
         trial = yield from _compared(bench, built)
-        if _admitted(trial, bench.tolerance) or (accept_error and trial.status == "ok"):
-            trial = yield from _timed(bench, built, trial)
+        if timed and (_admitted(trial, bench.tolerance) or (accept_error and trial.status == "ok")):
+            trial = yield from _timed(bench, built, trial, rival)
     except Exception as error:
         if executable is not None:
             executable.close()
@@ -338,10 +348,18 @@ def _contender(bench: Bench, label: str, function: Callable[..., Any], point: Po
     return Contender(label, [thunk(sample, False) for sample in samples])
 
 
-def _timed(bench: Bench, built: Built, trial: Trial) -> Steps[Trial]:
+def _timed(bench: Bench, built: Built, trial: Trial, rival: Rival | None) -> Steps[Trial]:
     """The trial with latencies at every point, eager's taken in alternation."""
     start = time.perf_counter()
     results = []
+    if rival is not None:
+        yield "rough look", None
+        points = sorted((r.point for r in trial.points), key=lambda p: -bench.recorded.seconds[p])
+        stopped = rough_look(
+            trial.candidate.label, points, rival, lambda point, limits: time_point(bench, built, point, limits=limits)
+        )
+        if stopped is not None:
+            return replace(trial, reason=stopped, measure_seconds=time.perf_counter() - start)
     for number, result in enumerate(trial.points):
         yield "measure", number / len(trial.points)
         measured = time_point(bench, built, result.point).measurements
@@ -349,7 +367,9 @@ def _timed(bench: Bench, built: Built, trial: Trial) -> Steps[Trial]:
     return replace(trial, points=tuple(results), measure_seconds=time.perf_counter() - start)
 
 
-def time_point(bench: Bench, built: Built, point: Point, *, seed: int = 0) -> Timing:
+def time_point(
+    bench: Bench, built: Built, point: Point, *, seed: int = 0, limits: MeasureLimits | None = None
+) -> Timing:
     """Latencies of eager and the candidate at one point, under the contexts that a tuned call sees."""
     signature = bench.recorded.signature
     snapshot = Snapshot(bench.recording.module) if signature.facts.state else None
@@ -358,7 +378,7 @@ def time_point(bench: Bench, built: Built, point: Point, *, seed: int = 0) -> Ti
             return bench.meter(
                 contenders_at(bench, built, point),
                 device=bench.device,
-                limits=bench.limits,
+                limits=limits or bench.limits,
                 threads=bench.threads,
                 seed=seed,
                 cancelled=bench.is_cancelled,

@@ -45,7 +45,9 @@ from ..schema import (
 )
 from .candidates import EAGER, Shortlist, estimated_seconds, shortlist
 from .planfile import check_plan, outermost_pins
+from .search import Rival, best_so_far, limits_of, looks_first, rival_of, why_skipped
 from .strategies import ChoiceContext, Decision, Strategy, decide_pin, strategy_of
+from .strategies.score import Contender
 from .trial import Bench, Built, Cancelled, Steps, as_error, eager_built, eager_trial, time_point, trial_steps
 
 MAX_SIGNATURES = 8
@@ -399,7 +401,7 @@ class Tuner:
             {},
             self._folder,
             torch.get_num_threads(),
-            self.options.measure_limits,
+            limits_of(self.plan.limits.search, self.options.measure_limits),
             self._check_cancelled,
             self.options.meter,
         )
@@ -416,6 +418,9 @@ class Tuner:
         for candidate in order:
             for index, listed in enumerate(unit.lists):
                 if candidate not in listed.candidates:
+                    continue
+                if skipped := self._why_skipped(unit, index, candidate, strategy):
+                    listed.not_tried[candidate.label] = skipped
                     continue
                 if index in settled:
                     listed.not_tried[candidate.label] = "not tried: the first right and faster one was taken"
@@ -445,7 +450,8 @@ class Tuner:
         yield self._event("trial_started", **place, data={"index": len(self.trials), "total": total, "phase": "build"})
         start = time.perf_counter()
         accept = rule is not None and rule.action == "pin" and rule.accept_error
-        steps = trial_steps(bench, candidate, self._digest(unit.module.module), accept_error=accept)
+        rival = self._rival(unit, index, rule)
+        steps = trial_steps(bench, candidate, self._digest(unit.module.module), accept_error=accept, rival=rival)
         built = yield from self._progress(steps, place)
         self._seconds_by_backend.setdefault(candidate.backend, []).append(time.perf_counter() - start)
         built.trial = self._weighted(bench, built.trial)
@@ -456,6 +462,24 @@ class Tuner:
         self.trials[built.trial.key] = built.trial
         failed = built.trial.status != "ok" or built.trial.error_class == "refused"
         yield self._event("trial_failed" if failed else "trial_finished", **place, data={"trial": to_data(built.trial)})
+
+    def _best(self, unit: _Unit, index: int) -> Contender | None:
+        return best_so_far(unit.trials[index], self._eager_so_far(unit, index), self.plan.tolerance)
+
+    def _rival(self, unit: _Unit, index: int, rule: Rule | None) -> Rival | None:
+        """Who a rough look compares the next candidate with; None if it is measured in full whatever it takes."""
+        strategy = self._strategy(rule)
+        pinned = rule is not None and rule.action == "pin"
+        if not looks_first(self.plan.limits.search, strategy, pinned=pinned):
+            return None
+        return rival_of(self._best(unit, index), strategy)
+
+    def _why_skipped(self, unit: _Unit, index: int, candidate: Candidate, strategy: Strategy) -> str | None:
+        first = unit.lists[index].variant_of.get(candidate)
+        if first is None:
+            return None
+        trials, best = unit.trials[index], self._best(unit, index)
+        return why_skipped(self.plan.limits.search, candidate, first, trials, best, strategy)
 
     def _progress(self, steps: Steps[Built], place: Mapping[str, Any]) -> Generator[Event, None, Built]:
         """A trial's phases as events."""
@@ -487,10 +511,13 @@ class Tuner:
         return replace(trial, points=tuple(replace(p, weight=weight(p)) for p in trial.points))
 
     def _eager(self, unit: _Unit, index: int) -> Trial:
-        bench = unit.benches[index]
-        eager = self._weighted(bench, eager_trial(bench, self._digest(unit.module.module), unit.trials[index]))
+        eager = self._eager_so_far(unit, index)
         self.trials[eager.key] = eager
         return eager
+
+    def _eager_so_far(self, unit: _Unit, index: int) -> Trial:
+        bench = unit.benches[index]
+        return self._weighted(bench, eager_trial(bench, self._digest(unit.module.module), unit.trials[index]))
 
     def _decide(self, unit: _Unit, index: int, strategy: Strategy) -> Generator[Event, None, Decision]:
         """The strategy's decision, with second looks at provisional winners until it stands."""

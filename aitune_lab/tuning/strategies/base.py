@@ -64,6 +64,8 @@ class Strategy(ABC):
     """Stable name in plans and files."""
     needs_second_look: ClassVar[bool] = True
     """A contender wins only if it beats eager in a second look."""
+    fastest_wins: ClassVar[bool] = False
+    """Nothing but speed tells right candidates apart, so one much slower than another can't be chosen."""
 
     def config(self) -> StrategyConfig:
         """This strategy as data: its name and the options that differ from their defaults."""

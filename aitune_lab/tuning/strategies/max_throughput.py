@@ -19,6 +19,7 @@ class MaxThroughputStrategy(Strategy):
     """
 
     name: ClassVar[str] = "MaxThroughput"
+    fastest_wins: ClassVar[bool] = True
 
     def judge(self, trial: Trial, eager: Trial, context: ChoiceContext) -> Contender | str:
         found = best_throughput(trial, eager, context.batch_symbol, context.memory_limit_bytes)

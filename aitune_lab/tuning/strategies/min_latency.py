@@ -19,6 +19,7 @@ class MinLatencyStrategy(Strategy):
     """
 
     name: ClassVar[str] = "MinLatency"
+    fastest_wins: ClassVar[bool] = True
 
     def judge(self, trial: Trial, eager: Trial, context: ChoiceContext) -> Contender | str:
         return weighted_latency(trial, eager)

@@ -58,6 +58,8 @@ def why_wrong(trial: Trial, points: Iterable[Point], tolerance: Tolerance) -> st
         for leaf in result.comparison.leaves if result.comparison else ():
             if math.isnan(leaf.relative_l2):
                 return f"its error is not a number: {leaf.path or 'the output'} at {result.point.label}"
+    if trial.reason and all(result.latency is None for result in trial.points):
+        return trial.reason  # right, and not measured in full for this reason
     return None
 
 
