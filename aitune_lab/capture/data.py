@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,7 +104,7 @@ def understand(
         return Understood(
             items, f"{len(items)} item{'s' if len(items) > 1 else ''} of {_said(source)}, each one call as it stands"
         )
-    if not batch_sizes or any(b < 1 or b != int(b) for b in batch_sizes):
+    if not batch_sizes or any(not isinstance(b, numbers.Integral) or b < 1 for b in batch_sizes):
         raise DataError(f"batch_sizes must be positive whole numbers, but got {list(batch_sizes)!r}")
     if max_batches_per_batch_size < 1:
         raise DataError(f"max_batches_per_batch_size must be at least 1, but got {max_batches_per_batch_size}")
