@@ -104,7 +104,9 @@ class _Rebuild:
         for at, tensor in zip(self.tensor_at, given, strict=True):
             leaves[at] = tensor
         args, kwargs = self.form.arguments(unflatten_call(self.sample.node, leaves))
-        flat = flatten(self.original(*args, **kwargs))
+        # Entered in here, because the graph doesn't keep an autocast context around it.
+        with autocast_of(self.signature.autocast):
+            flat = flatten(self.original(*args, **kwargs))
         if flat.node != self.signature.outputs:
             raise Refused("the structure of the output changed while it was exported")
         outputs = []
@@ -194,7 +196,7 @@ def export_program(job: BuildJob, strict: bool = False) -> tuple[ExportedProgram
     # Cloned apart: one tensor given twice would become one input of the graph.
     tensors = tuple(clone_leaf(t) for t in sample.tensors())
     flat = FlatModule(job, sample)
-    with untouched(job.module, job.signature), _tracing(job.signature):
+    with untouched(job.module, job.signature), _tracing():
         try:
             program = _export(flat, tensors, _dims(job.signature, auto=False), strict)
         except Refused:
@@ -210,8 +212,8 @@ def export_program(job: BuildJob, strict: bool = False) -> tuple[ExportedProgram
 
 
 @contextmanager
-def _tracing(signature: Signature) -> Iterator[None]:
-    with torch.no_grad(), autocast_of(signature.autocast), quiet("torch"), warnings.catch_warnings():
+def _tracing() -> Iterator[None]:
+    with torch.no_grad(), quiet("torch"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 

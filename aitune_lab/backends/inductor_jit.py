@@ -109,11 +109,14 @@ class TorchInductorJitBackend(Backend):
                 compiled.entered(),
             ):
                 samples = _warm_up_samples(job)
+                settled = False
                 for number, sample in enumerate(samples):
                     job.progress(f"compiling for {sample.point.label}", number / len(samples))
-                    compiled.settle(sample, config.dynamic)
+                    settled |= compiled.settle(sample, config.dynamic)
             if not compiled.graphs:
                 raise Refused("nothing in it can be compiled")
+            if not settled:
+                raise Refused("every call would have to be compiled again")
             covered = compiled.check_covered(job.samples)
         except BaseException:
             compiled.close()
@@ -249,8 +252,8 @@ class _Compiled:
             with torch._C._ForceDispatchKeyGuard(self.include, self.exclude):
                 yield
 
-    def settle(self, sample: Sample, dynamic: bool) -> None:
-        """Compile at a sample until a call runs compiled code."""
+    def settle(self, sample: Sample, dynamic: bool) -> bool:
+        """Compile at a sample until a call runs compiled code; False if none ever does."""
         for _ in range(_SETTLING_CALLS):
             args, kwargs = self._arguments(sample, dynamic)
             self.compiling(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -258,18 +261,18 @@ class _Compiled:
             before = self.uncovered()
             self.call(*args, **kwargs)
             if self.uncovered() == before:
-                return
+                return True
+        return False
 
     def check_covered(self, samples: Any) -> int:
-        """How many samples run compiled code. Raises Refused if none does."""
+        """How many samples run compiled code, as the user's calls will."""
         before = self.uncovered()
         with untouched(self.job.module, self.job.signature), torch.no_grad(), autocast_of(self.job.signature.autocast):
             for sample in samples:
                 args, kwargs = self._arguments(sample, dynamic=False)
                 self.call(*args, **kwargs)
         missed = self.uncovered() - before
-        if missed == len(samples):
-            raise Refused("every call would have to be compiled again")
+        self.missed_reads += missed + before  # what follows are the user's calls
         return len(samples) - missed
 
     def _arguments(self, sample: Sample, dynamic: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -186,7 +186,7 @@ def test_values_are_baked_for_their_own_signature_only(tmp_path):
 
 
 def test_bfloat16_and_unknown_options_are_refused(tmp_path):
-    with pytest.raises(Refused, match="output is bfloat16"):
+    with pytest.raises(Refused, match="x is bfloat16"):
         build(Mlp().to(torch.bfloat16), [torch.randn(2, 4).bfloat16()], tmp_path / "a")
     with pytest.raises(Refused, match="graph_optimization must be one of"):
         build(Mlp(), [torch.randn(2, 4)], tmp_path / "b", graph_optimization="most")
