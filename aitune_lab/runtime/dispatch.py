@@ -63,6 +63,10 @@ class Counter:
             self._reads += 1
             return next(self.count) - self._reads + 1
 
+    def reset(self) -> None:
+        with self._lock:
+            self._reads = next(self.count) + 1
+
 
 @dataclass
 class Entry:
@@ -191,6 +195,14 @@ class MethodDispatch:
         w.lines.append(f"  if {' or '.join(f'{t}.dim() != {rank}' for t, rank in sized)}: {miss}")
         w.lines += [f"  {line}" for line in (*shape, fits)]
         w.lines += ["else:", f"  if not {learn}(None, {all_tensors}): {miss}"]
+
+    def reset_counts(self) -> None:
+        """Forget calls that were not the user's own: counts start at 0 and warnings are given again."""
+        with self._lock:
+            for counter in (self.misses, *(entry.hits for entry in self.entries)):
+                counter.reset()
+            self.to_original.clear()
+            self._said.clear()
 
     def _note_failure(self, index: int, error: Exception) -> None:
         label = self.entries[index].installed.choice.candidate.label

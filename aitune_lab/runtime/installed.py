@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +12,7 @@ import torch
 
 from ..backends.base import BuildJob, Executable
 from ..capture.interrupts import guarded
-from ..capture.swap import keep, kept
+from ..capture.swap import SwappedMethod, keep, kept, restore, swap
 from ..capture.tree import modules_of
 from ..schema import Choice, Plan, Signature, Trial
 from .dispatch import MethodDispatch
@@ -123,6 +125,46 @@ def refresh(target: Any) -> bool:
     # Every one is asked, also after the first that doesn't hold.
     hold = [item.dispatch.refresh() for item in installed_in(target)]
     return all(hold)
+
+
+class Bypass:
+    """While `on()`, the thread that made it runs the originals of all tuned methods; other threads notice nothing.
+
+    Both may be called any number of times; a call takes microseconds and happens outside of the target's calls.
+    """
+
+    def __init__(self, target: Any) -> None:
+        self._installed = installed_in(target)
+        self._thread = threading.get_ident()
+        self._entries: list[SwappedMethod] = []
+
+    def on(self) -> None:
+        if not self._entries:
+            self._entries = [swap(item.module, item.method, self._chooser(item)) for item in self._installed]
+
+    def off(self) -> None:
+        entries, self._entries = self._entries, []
+        for entry in reversed(entries):
+            restore(entry)
+
+    def _chooser(self, item: Installed) -> Callable[..., Any]:
+        thread, original, tuned, ident = self._thread, item.dispatch.original, item.dispatch.call, threading.get_ident
+
+        def choose(*args: Any, **kwargs: Any) -> Any:
+            return (original if ident() == thread else tuned)(*args, **kwargs)
+
+        return choose
+
+
+@contextmanager
+def untuned(target: Any) -> Iterator[None]:
+    """While entered, calls of the target from this thread run the original modules; other threads notice nothing."""
+    bypass = Bypass(target)
+    bypass.on()
+    try:
+        yield
+    finally:
+        bypass.off()
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,8 @@ def tune(
     on_module_failure: Literal["eager", "raise"] = "eager",
     on_miss: Literal["original", "error"] = "original",
     weights: Literal["watched", "frozen"] = "watched",
+    metric: Callable[..., Any] | None = None,
+    end_to_end: bool = True,
     dry_run: bool = False,
     progress: bool | Callable[[Event], None] = True,
 ) -> TuneResult:
@@ -132,6 +134,9 @@ def tune(
         on_module_failure: a module that can't be tuned stays eager, or raises.
         on_miss: a call outside the tuned signatures runs the original, or raises SignatureMiss.
         weights: `"frozen"` is the promise that weights won't change, and saves watching them.
+        metric: `metric(outputs)` or `metric(eager_outputs, tuned_outputs)`, which gives a number; shown beside the
+            comparison of the whole target. Outputs are a list with what the target returned for each item.
+        end_to_end: compare and time the tuned target as a whole (at most two passes over the data and a few seconds).
         dry_run: say what would be tried, and try nothing.
         progress: print lines to stderr as things happen, or a function that gets every event.
 
@@ -153,6 +158,8 @@ def tune(
         on_module_failure=on_module_failure,
         on_miss=on_miss,
         weights=weights,
+        metric=metric,
+        end_to_end=end_to_end,
         dry_run=dry_run,
     )
     tuner = make_tuner(target, data, held, options)
@@ -215,6 +222,7 @@ def run(
         float(last.data.get("seconds", last.t)),
         dict(last.data.get("estimate") or {}),
         tuner.options.dry_run,
+        tuner.end_to_end,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..schema import Choice, Event, Plan, Trial
+from .endtoend import EndToEnd
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class TuneResult:
         events: the run, replayable.
         understood: what the data was taken to mean.
         seconds: how long the run took.
+        end_to_end: the tuned target as a whole against the untuned one, measured; None if nothing was tuned.
         estimate: predicted end-to-end seconds with these choices (`eager_seconds`, `tuned_seconds`).
     """
 
@@ -33,6 +35,7 @@ class TuneResult:
     seconds: float = 0.0
     estimate: Mapping[str, Any] = field(default_factory=dict)
     dry_run: bool = False
+    end_to_end: EndToEnd | None = None
 
     def trials_of(self, choice: Choice) -> list[Trial]:
         """The trials of a choice's module and signature, in the order in which they ran."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from ..capture.recorder import Recorder, Recording
 from ..capture.signature import DynamicShapes, RecordedSignature
 from ..capture.state import preserved
 from ..capture.tree import find_modules, modules_of, outermost
-from ..errors import DataError, PlanError, TargetError
+from ..errors import AituneWarning, DataError, PlanError, TargetError
 from ..measure.benchmark import Timing, measure
 from ..measure.blocks import MeasureLimits
 from ..measure.verdict import faster
@@ -44,6 +45,7 @@ from ..schema import (
     to_data,
 )
 from .candidates import EAGER, Shortlist, estimated_seconds, shortlist
+from .endtoend import EndToEnd, Metric, check
 from .planfile import check_plan, outermost_pins
 from .search import Rival, best_so_far, limits_of, looks_first, rival_of, why_skipped
 from .strategies import ChoiceContext, Decision, Strategy, decide_pin, strategy_of
@@ -56,6 +58,8 @@ MAX_CUT_DEPTH = 2
 """How far a module that stays eager passes to its children."""
 MIN_CHILD_SHARE = 0.05
 """Children with a smaller share of the end-to-end time are not worth a trial."""
+MAX_PASS_SECONDS = 30.0
+"""Targets that take longer for one pass over the data are not checked end to end."""
 
 BackendLike = str | Candidate | Backend | type[Backend]
 
@@ -74,6 +78,10 @@ class TuneOptions:
     weights: Literal["watched", "frozen"] = "watched"
     dry_run: bool = False
     measure_limits: MeasureLimits = field(default_factory=MeasureLimits)
+    end_to_end: bool = True
+    """Whether the tuned target is compared and timed as a whole."""
+    metric: Metric | None = None
+    """The user's metric on the outputs, for that check."""
     meter: Callable[..., Timing] = measure
     """What times contenders; scripted in tests."""
 
@@ -120,6 +128,7 @@ class Tuner:
         self.trials: dict[str, Trial] = {}
         self.choices: list[Choice] = []
         self.failures: dict[str, str] = {}
+        self.end_to_end: EndToEnd | None = None
         self.understood = ""
         self.phase = ""
         """What the running trial does just now (`"compiling"`, `"measure"`); may be read from any thread."""
@@ -229,14 +238,53 @@ class Tuner:
         self._check_cancelled()
         install_all(prepared)
         self.choices = [choice for unit in units for choice in unit.choices]
+        estimate = self._estimate(units)
+        units.clear()  # what is installed belongs to the target now, whatever happens from here on
+        if prepared and self.options.end_to_end:
+            yield self._log("checking the tuned target end to end")
+            self.end_to_end = self._check_end_to_end(prepared)
+            yield self._log(self.end_to_end.sentence, "info" if self.end_to_end.within_budget else "warning")
         yield self._event(
             "run_finished",
             data={
                 "seconds": time.perf_counter() - self._start,
                 "choices": len(self.choices),
-                "estimate": self._estimate(units),
+                "estimate": estimate,
+                "end_to_end": to_data(self.end_to_end) if self.end_to_end is not None else None,
             },
         )
+
+    def _check_end_to_end(self, prepared: Sequence[Installed]) -> EndToEnd:
+        """What is installed is left as it is, whatever comes out, also if the check fails or is interrupted."""
+        options = self.options
+        assert self.inspection is not None
+        seconds = self.inspection.seconds_per_iteration
+        if seconds > MAX_PASS_SECONDS:
+            why = (
+                f"one pass over the data takes {seconds:.0f} s; aitune_lab.tuning.endtoend.check(target, data) does it"
+            )
+            return EndToEnd(skipped=why)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", AituneWarning)
+                return check(
+                    self.target,
+                    self.data,
+                    metric=options.metric,
+                    inference_function=options.inference_function,
+                    batch_sizes=options.batch_sizes,
+                    max_batches_per_batch_size=options.max_batches_per_batch_size,
+                    tolerance=self.plan.tolerance,
+                    max_seconds=MAX_PASS_SECONDS,
+                    meter=options.meter,
+                )
+        except KeyboardInterrupt:
+            return EndToEnd(skipped="interrupted; what was chosen is in use")
+        except Exception as error:
+            return EndToEnd(skipped=f"it failed: {as_error(error)}")
+        finally:
+            for item in prepared:
+                item.dispatch.reset_counts()
 
     def _inspect(self) -> Inspection:
         return inspect(
