@@ -212,7 +212,10 @@ def _is_faster(data: Any) -> bool:
 def check_in_new_process(file: str) -> dict[str, Any]:
     """What `check` finds in a fresh interpreter. Raises AituneError with its last line if that fails."""
     command = [sys.executable, "-m", "aitune_lab.demo", str(Path(file).absolute())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    # This very package, also where it isn't installed but runs from a clone.
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise AituneError(f"checking {file} in a new process failed: {last}")

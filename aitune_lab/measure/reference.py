@@ -208,10 +208,17 @@ class _PlainKernels(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.nn.functional.scaled_dot_product_attention:
-            return torch.ops.aten._scaled_dot_product_attention_math.default(*args, **kwargs)[0]
+            return _attention(*args, **kwargs)
         if getattr(func, "__name__", "") in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
             return func(*tree_map(self.upcast.convert, args), **kwargs)
         return func(*args, **kwargs)
+
+
+def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`scaled_dot_product_attention` by its formula. The operator adds its mask, so a mask of bools is spelled out."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
+    return torch.ops.aten._scaled_dot_product_attention_math.default(query, key, value, attn_mask, *args, **kwargs)[0]
 
 
 def _run_upcast(

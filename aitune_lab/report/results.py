@@ -48,7 +48,8 @@ def result_blocks(result: TuneResult) -> list[Block]:
     if result.failures:
         lines = [f"{path or '(model)'}: {reason}" for path, reason in result.failures.items()]
         blocks.append(Block("Could not be tuned, so they stay as they are", lines=lines))
-    if ending := [line for line in (_estimate(result), _took(result)) if line]:
+    measured = result.end_to_end.sentence if result.end_to_end is not None else ""
+    if ending := [line for line in (measured or _estimate(result), _took(result)) if line]:
         blocks.append(Block("", lines=ending))
     return blocks
 
@@ -139,6 +140,7 @@ def result_data(result: TuneResult) -> dict[str, Any]:
         "trials": [to_data(trial) for trial in result.trials.values()],
         "failures": dict(result.failures),
         "estimate": dict(result.estimate),
+        "end_to_end": to_data(result.end_to_end) if result.end_to_end is not None else None,
         "planned": started.get("planned", []),
         "plan": to_data(result.plan),
     }

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ..capture.inspector import Inspection
     from ..tuning.tuner import Tuner
 
-_WRAPPED = ("why", "tunable", "inputs", "outputs", "class_name", "status")
+NARROW = 110
+"""Characters of a terminal below which tables leave out what other rows tell too."""
+_REPEATED = ("eager", "dtypes")
 
 
 def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
@@ -32,7 +34,8 @@ def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
         if block.title:
             console.print(Text(clean(block.title), style="bold"))
         if block.rows:
-            console.print(_table(block.columns, block.rows))
+            wide = console.width >= NARROW
+            console.print(_table([c for c in block.columns if wide or c.key not in _REPEATED], block.rows))
         for text in block.lines:
             console.print(Padding(Text(clean(text)), (0, 0, 0, 2 if block.title else 0)))
         console.print()
@@ -60,8 +63,8 @@ def _table(columns: Sequence[Column], rows: Sequence[Any]) -> Any:
         table.add_column(
             column.title,
             justify="right" if column.right else "left",
-            no_wrap=column.key not in _WRAPPED,
-            overflow="fold" if column.key in _WRAPPED else "ellipsis",
+            no_wrap=column.right or column.key == "point",
+            overflow="fold",
         )
     for row in rows:
         chosen = str(row.get("candidate", "")).startswith("* ")
