@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .runtime.installed import refresh, stats
     from .schema import Limits, Plan, Rule, Tolerance
     from .tuning.api import Module, tune, unwrap, wrap
+    from .tuning.bisect import bisect
     from .tuning.strategies import (
         FirstWinsStrategy,
         HighestThroughputStrategy,
@@ -78,6 +79,7 @@ __all__ = [
     "TorchInductorJitBackend",
     "TorchInductorJitConfig",
     "__version__",
+    "bisect",
     "check",
     "inspect",
     "load",
@@ -104,6 +106,7 @@ _NAMES_OF = {
     "runtime.installed": "refresh stats",
     "schema": "Limits Plan Rule Tolerance",
     "tuning.api": "Module tune unwrap wrap",
+    "tuning.bisect": "bisect",
     "tuning.strategies": (
         "FirstWinsStrategy HighestThroughputStrategy LatencyBudgetStrategy MaxThroughputStrategy MinLatencyStrategy "
         "OneBackendStrategy ParetoStrategy"

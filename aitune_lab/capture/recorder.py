@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -103,6 +104,8 @@ class Recording:
     shapes: dict[Any, CallShape] = field(default_factory=dict)
     problem: str | None = None
     """Why calls of this method can't be recorded (so the method can't be tuned)."""
+    place: int | None = None
+    """Its place among the recorded methods in the order of their first calls; None if it wasn't called."""
 
     @property
     def calls(self) -> int:
@@ -157,6 +160,7 @@ class Recorder:
         self.bytes_left = max_bytes
         self.batch: int | None = None
         self._lock = threading.Lock()
+        self._places = itertools.count()
 
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
@@ -192,6 +196,8 @@ class Recorder:
         return swap(recording.module, recording.method, record)
 
     def _record(self, recording: Recording, original: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        if recording.place is None:
+            recording.place = next(self._places)
         try:
             call = recording.form.normalize(args, kwargs)
             flat = flatten_call(call)
