@@ -112,7 +112,9 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     figures: dict[str, float] = {}
-    print(f"Python {platform.python_version()}, torch {torch.__version__}, {platform.processor() or platform.machine()}")
+    print(
+        f"Python {platform.python_version()}, torch {torch.__version__}, {platform.processor() or platform.machine()}"
+    )
     with torch.inference_mode():
         print(f"\n{'µs a call':24}{'tuned':>8}{'direct':>8}{'added':>8}{'unwatched':>11}{'plain module':>14}")
         for count in (1, 8, 52):
@@ -135,7 +137,12 @@ def main() -> int:
             name = f"{count} tensor{'s' if count > 1 else ''}"
             figures[f"ONNX Runtime, {name}"] = measured[1]
             print(f"{name:24}{measured[0]:8.2f}{measured[1]:8.2f}{measured[0] - measured[1]:8.2f}")
-    passed = {n: us for n, us in figures.items() for limit in [LIMITS_US.get(n.partition(",")[0] if n.startswith("watch") else n)] if limit and us > limit}
+    passed = {
+        n: us
+        for n, us in figures.items()
+        for limit in [LIMITS_US.get(n.partition(",")[0] if n.startswith("watch") else n)]
+        if limit and us > limit
+    }
     for name, microseconds in passed.items():
         print(f"over the limit: {name}: {microseconds:.2f} µs")
     if arguments.json:

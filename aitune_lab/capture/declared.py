@@ -36,7 +36,9 @@ def declared_signatures(
             # Which of them is it? Each alone, the others as recorded; if it is none, all of them together.
             alone = {name: _exercise(recording, recorded, _end(recorded, {name: dims[name]}, end)) for name in dims}
             rejected = {name: reason for name, reason in alone.items() if reason is not None}
-            together = _exercise(recording, recorded, _end(recorded, {n: d for n, d in dims.items() if n not in rejected}, end))
+            together = _exercise(
+                recording, recorded, _end(recorded, {n: d for n, d in dims.items() if n not in rejected}, end)
+            )
             if together is not None:
                 rejected = dict.fromkeys(dims, together)
             for name, reason in rejected.items():

@@ -259,7 +259,9 @@ def _rebuilt(call: dict[str, Any], before: Flat) -> set[str]:
     changed = {str(name) for name, old, new in nodes if old != new}
     if not changed:
         pairs = zip(before.paths, before.leaves, after.leaves, strict=True)
-        changed = {path.partition("[")[0].partition(".")[0] for path, old, new in pairs if is_tensor(old) and old is not new}
+        changed = {
+            path.partition("[")[0].partition(".")[0] for path, old, new in pairs if is_tensor(old) and old is not new
+        }
     return {f"the argument {name}" for name in changed}
 
 

@@ -218,7 +218,9 @@ class _Names:
 
 def _factor(sizes: Sequence[int], base: Sequence[int]) -> int | None:
     """k if every size is k times its base, for a whole k of at least 1."""
-    factors = {(s // b if s and s % b == 0 else -1) if b else (-1 if s else 0) for s, b in zip(sizes, base, strict=True)} - {0}
+    factors = {
+        (s // b if s and s % b == 0 else -1) if b else (-1 if s else 0) for s, b in zip(sizes, base, strict=True)
+    } - {0}
     return factors.pop() if len(factors) == 1 and min(factors) > 0 else None
 
 

@@ -65,7 +65,9 @@ def test_outermost_modules_the_slowest_first() -> None:
     assert [m.row.total_seconds for m in chosen] == sorted((m.row.total_seconds for m in chosen), reverse=True)
     assert len(info.get_modules(limit=2)) == 2
     assert info.get_modules(min_execution_ratio=1.1) == []
-    assert {m.path for m in info.get_modules(min_depth=1)} == {f"{p}.{c}" for p in ("encoder", "blocks.0", "blocks.1") for c in ("up", "down")}
+    assert {m.path for m in info.get_modules(min_depth=1)} == {
+        f"{p}.{c}" for p in ("encoder", "blocks.0", "blocks.1") for c in ("up", "down")
+    }
     assert [m.path for m in inspect(Pair().eval(), X).get_modules()] == [""]
 
 
@@ -144,7 +146,9 @@ def test_errors_say_what_to_do(target: Any, data: Any, error: type[Exception], s
 
 
 def test_iterations_must_be_positive() -> None:
-    with pytest.raises(DataError, match=r"iterations >= 1 and warmup >= 0 must hold, but got \(iterations=0, warmup=1\)"):
+    with pytest.raises(
+        DataError, match=r"iterations >= 1 and warmup >= 0 must hold, but got \(iterations=0, warmup=1\)"
+    ):
         inspect(Mlp().eval(), X, iterations=0)
 
 

@@ -70,7 +70,7 @@ def test_samples_are_cloned_apart() -> None:
             return q + k + v
 
     x = X.clone()
-    recorder, (found,) = record_calls(Attention(), (x, x, x))
+    _, (found,) = record_calls(Attention(), (x, x, x))
     leaves = found.all_samples()[0].leaves
     assert len({leaf.data_ptr() for leaf in (*leaves, x)}) == 4
     x.add_(1)
@@ -284,7 +284,14 @@ def test_what_cannot_be_recorded_is_said() -> None:
 
 @pytest.mark.parametrize(
     "leaf",
-    [torch.ones(2), torch.eye(2).to_sparse(), np.ones(2), torch.nn.Parameter(torch.ones(2)), {"a": 1}, torch.Generator()],
+    [
+        torch.ones(2),
+        torch.eye(2).to_sparse(),
+        np.ones(2),
+        torch.nn.Parameter(torch.ones(2)),
+        {"a": 1},
+        torch.Generator(),
+    ],
     ids=lambda x: type(x).__name__,
 )
 def test_clones_share_nothing(leaf: Any) -> None:

@@ -56,7 +56,9 @@ def test_batch_on_another_axis_is_found_by_the_batch_sizes() -> None:
 
 
 def test_whole_multiples_of_the_batch() -> None:
-    assert labels((ones(2, 3), ones(1)), (ones(8, 3), ones(4)), batches=[1, 4]) == ["(x: float32[2*b, 3], y: float32[b])"]
+    assert labels((ones(2, 3), ones(1)), (ones(8, 3), ones(4)), batches=[1, 4]) == [
+        "(x: float32[2*b, 3], y: float32[b])"
+    ]
     # Without batch sizes too, whichever comes first.
     assert labels((ones(4), ones(2)), (ones(10), ones(5))) == ["(x: float32[2*b], y: float32[b])"]
     assert labels((ones(2), ones(4)), (ones(5), ones(10))) == ["(x: float32[b], y: float32[2*b])"]
@@ -75,7 +77,19 @@ def test_zero_sizes_follow_only_what_is_zero_with_them() -> None:
 
 def test_calls_of_other_structure_dtype_rank_value_or_autocast_are_other_signatures() -> None:
     x = ones(2, 3)
-    calls = [(x,), (x.double(),), (x[0],), ((x,),), ([x],), ({"a": x},), (x, x), (x, None, False), (x, 1), (x, 1.0), (x, True)]
+    calls = [
+        (x,),
+        (x.double(),),
+        (x[0],),
+        ((x,),),
+        ([x],),
+        ({"a": x},),
+        (x, x),
+        (x, None, False),
+        (x, 1),
+        (x, 1.0),
+        (x, True),
+    ]
     assert len(labels(*calls)) == len(calls)
     module = Any2()
     recorder = Recorder([("", module, "forward")])

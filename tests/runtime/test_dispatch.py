@@ -53,7 +53,14 @@ def test_call_that_fits_is_dispatched(mlp: Mlp) -> None:
         ((X,), {"mode": "plain"}),
         ((), {"mode": "plain", "bias": None, "scale": 1.0, "x": X}),
     ],
-    ids=["keyword", "default by position", "two defaults", "None spelled out", "keyword-only default", "all by keyword"],
+    ids=[
+        "keyword",
+        "default by position",
+        "two defaults",
+        "None spelled out",
+        "keyword-only default",
+        "all by keyword",
+    ],
 )
 def test_positional_keyword_and_default_spelled_out_are_one_call(mlp: Mlp, args: Any, kwargs: Any) -> None:
     install_scripted(mlp, X)
@@ -77,7 +84,7 @@ MISSES: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
 def test_miss_runs_the_original_counted_and_warned_once(mlp: Mlp, name: str) -> None:
     args, kwargs, said = MISSES[name]
     install_scripted(mlp, X, error="scaled")
-    with pytest.warns(AituneWarning, match="ran the original") as seen:
+    with pytest.warns(AituneWarning, match="ran the original") as seen:  # noqa: PT031
         for _ in range(3):
             torch.testing.assert_close(mlp(*args, **kwargs), expect(mlp, *args, **kwargs))
     assert len(seen) == 1
@@ -201,7 +208,7 @@ def test_autocast_runs_the_original_unless_tuned_with_it(mlp: Mlp) -> None:
 
 def test_gradients_wanted_run_the_original_said_once_with_the_cure(mlp: Mlp) -> None:
     install_scripted(mlp, X, error="scaled")
-    with torch.enable_grad(), pytest.warns(AituneWarning, match="inference_mode") as seen:
+    with torch.enable_grad(), pytest.warns(AituneWarning, match="inference_mode") as seen:  # noqa: PT031
         for _ in range(2):
             y = mlp(X)
             y.sum().backward()
@@ -457,7 +464,7 @@ def test_stats_read_as_text(mlp: Mlp) -> None:
 
 def test_reasons_are_bounded_and_misses_exact(mlp: Mlp) -> None:
     install_scripted(mlp, X)
-    with pytest.warns(AituneWarning):
+    with pytest.warns(AituneWarning):  # noqa: PT031
         for i in range(1000):
             mlp(X, 2.0 + i)
     (method,) = stats(mlp).methods

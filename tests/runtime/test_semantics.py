@@ -349,7 +349,7 @@ def test_tuned_then_hooked_then_unhooked(pair: Pair) -> None:
 
 def test_data_parallel_replicas_are_refused(pair: Pair) -> None:
     tune(pair.first)
-    with pytest.raises(TargetError, match="DataParallel.*unwrap"):
+    with pytest.raises(TargetError, match=r"DataParallel.*unwrap"):
         pair.first._replicate_for_data_parallel()
 
 

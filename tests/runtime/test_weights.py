@@ -60,7 +60,9 @@ def other_state(pair: Pair) -> dict[str, torch.Tensor]:
 EVENTS: dict[str, Callable[[Pair], Any]] = {
     "load_state_dict": lambda p: p.load_state_dict(other_state(p)),
     "load_state_dict assign": lambda p: p.load_state_dict(other_state(p), assign=True),
-    "load_state_dict of a child": lambda p: p.first.load_state_dict({k: v + 1 for k, v in p.first.state_dict().items()}),
+    "load_state_dict of a child": lambda p: p.first.load_state_dict(
+        {k: v + 1 for k, v in p.first.state_dict().items()}
+    ),
     "load_state_dict of a grandchild": lambda p: p.first.up.load_state_dict(
         {k: v + 1 for k, v in p.first.up.state_dict().items()}
     ),
@@ -147,7 +149,7 @@ def test_what_cannot_be_refreshed_says_so_once_and_holds_again_when_weights_are_
     install_scripted(pair, X, weights="baked", error="scaled")
     state = {k: v.clone() for k, v in pair.state_dict().items()}
     pair.load_state_dict(other_state(pair))
-    with pytest.warns(AituneWarning, match="no longer holds.*tune again") as seen:
+    with pytest.warns(AituneWarning, match="no longer holds.*tune again") as seen:  # noqa: PT031
         for _ in range(3):
             torch.testing.assert_close(pair(X), original(pair))
     assert len(seen) == 1
