@@ -236,6 +236,7 @@ def test_grad_modes(pair: Pair, mode: Any) -> None:
     assert stats(pair).dispatched == 1
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")
 def test_compile_of_a_parent_and_of_the_module(pair: Pair) -> None:
     tune(pair.first)
     want = Pair.forward(unwrapped_copy(pair), X)
@@ -248,6 +249,7 @@ def test_compile_of_a_parent_and_of_the_module(pair: Pair) -> None:
     assert stats(pair).misses == 0
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_of_a_parent(pair: Pair, strict: bool) -> None:
     tune(pair.first)
