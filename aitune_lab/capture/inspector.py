@@ -107,6 +107,12 @@ class Inspection:
         """Print the table."""
         print(self)
 
+    def advice(self) -> list[Any]:
+        """Findings with hazard, evidence and mitigation, the gravest first; see `aitune_lab.report.advice`."""
+        from .._display import report
+
+        return list(report().advice.inspection_advice(self))
+
     def to_dataframe(self) -> Any:
         """The rows as a pandas DataFrame. Raises MissingDependency without pandas."""
         from .._display import report

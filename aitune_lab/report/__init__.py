@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .advice import Finding, advice_text, inspection_advice, tuning_advice
 from .frames import choices_frame, events_frame, modules_frame, trials_frame
 from .results import CHOICE_COLUMNS, Block, candidates_block, choice_rows, result_blocks, result_html, result_text
 from .text import (
@@ -21,12 +22,15 @@ __all__ = [
     "MODULE_COLUMNS",
     "Block",
     "Column",
+    "Finding",
+    "advice_text",
     "candidate_rows",
     "candidates_block",
     "choice_rows",
     "choices_frame",
     "clean",
     "events_frame",
+    "inspection_advice",
     "html_table",
     "module_rows",
     "modules_frame",
@@ -35,4 +39,5 @@ __all__ = [
     "result_html",
     "result_text",
     "trials_frame",
+    "tuning_advice",
 ]

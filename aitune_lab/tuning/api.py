@@ -15,7 +15,7 @@ from ..capture.inspector import InspectedModule, inspect
 from ..capture.signature import DynamicShapes
 from ..capture.tree import find_modules, modules_of
 from ..errors import TargetError
-from ..runtime.installed import uninstall_all
+from ..runtime.installed import installed_in, uninstall_all
 from ..schema import Event, Plan, Rule, StrategyConfig
 from .planfile import read_plan
 from .progress import line
@@ -223,6 +223,7 @@ def run(
         dict(last.data.get("estimate") or {}),
         tuner.options.dry_run,
         tuner.end_to_end,
+        {entry.signature.key: entry.signature for item in installed_in(tuner.target) for entry in item.entries},
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..schema import Choice, Event, Plan, Trial
+from ..schema import Choice, Event, Plan, Signature, Trial
 from .endtoend import EndToEnd
 
 
@@ -23,6 +23,7 @@ class TuneResult:
         understood: what the data was taken to mean.
         seconds: how long the run took.
         end_to_end: the tuned target as a whole against the untuned one, measured; None if nothing was tuned.
+        signatures: those for which something is installed, by key.
         estimate: predicted end-to-end seconds with these choices (`eager_seconds`, `tuned_seconds`).
     """
 
@@ -36,6 +37,7 @@ class TuneResult:
     estimate: Mapping[str, Any] = field(default_factory=dict)
     dry_run: bool = False
     end_to_end: EndToEnd | None = None
+    signatures: Mapping[str, Signature] = field(default_factory=dict)
 
     def trials_of(self, choice: Choice) -> list[Trial]:
         """The trials of a choice's module and signature, in the order in which they ran."""
@@ -46,6 +48,15 @@ class TuneResult:
         from .._display import report
 
         return report().frames.trials_frame(tuple(self.trials.values()))
+
+    def advice(self, stats: Any = None) -> list[Any]:
+        """Findings with hazard, evidence and mitigation, the gravest first; see `aitune_lab.report.advice`.
+
+        With `aitune_lab.stats(target)` also what calls since the tuning show.
+        """
+        from .._display import report
+
+        return list(report().advice.tuning_advice(self, stats))
 
     def __str__(self) -> str:
         from .._display import report
