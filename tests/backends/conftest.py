@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import what they share (`harness`, `case_table`) under pytest's importlib mode."""
+"""Lets the tests of this folder import what they share (`harness`) under pytest's importlib mode."""
 
 import sys
 from pathlib import Path

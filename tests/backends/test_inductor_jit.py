@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from case_table import EXPORT_NAMES, NAMES, outcomes
 from harness import check, jobs
 from torch import nn
 
@@ -197,26 +196,3 @@ def test_without_a_compiler_it_says_how_to_get_one(monkeypatch):
     assert not state.ok
     assert "C++ compiler" in state.reason
     assert "g++" in state.cure
-
-
-NOT_COMPILED = {
-    "17_train_mode_bn_dropout",
-    "29_hooks",
-    "34_generator_output",
-    "43_python_bound",
-    "g08_int_div_mod_shift",
-}
-"""Training mode and generators stay on eager by rule; case 29's hook looks at the length of a list that it grows; case 43
-holds nothing to compile; the comparison refuses g08, whose float remainder of large numbers comes out otherwise."""
-VALUES_OFF = {"g08_int_div_mod_shift"}
-QUICK = ("07_dynamic_batch_seq", "35_python_scalar_outputs")
-
-
-@pytest.mark.parametrize(
-    "case", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in (*NAMES, *EXPORT_NAMES)]
-)
-def test_every_case_is_right_or_refused(case):
-    found = list(outcomes(case, TorchInductorJitBackend()))
-    assert found
-    assert case in VALUES_OFF or not [o for o in found if o.verdict in ("values off", "failed")]
-    assert any(o.verdict == "right" for o in found) != (case in NOT_COMPILED)
