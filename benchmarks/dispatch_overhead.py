@@ -35,7 +35,10 @@ LIMITS_US = {"1 tensor": 4.0, "52 tensors": 25.0, "watch": 2.0, "ONNX Runtime, 1
 
 
 def least_us(function: Callable[[], Any], calls: int = 100, repetitions: int = 400) -> float:
-    """Microseconds of one call: the least over repetitions, which other load can't make smaller."""
+    """Microseconds of one call: the least over repetitions, which other load can't make smaller.
+
+    Repetitions are short, so that on a busy machine some run without being interrupted.
+    """
     return min(timeit.repeat(function, number=calls, repeat=repetitions)) / calls * 1e6
 
 
@@ -100,9 +103,9 @@ def onnxruntime_us(count: int) -> tuple[float, float] | None:
         )
         executable = backend.build(job)
         flat = [t for group in batch.values() for t in group.values()]
-        direct = least_us(lambda: executable.call(*flat), calls=50, repetitions=150)
+        direct = least_us(lambda: executable.call(*flat), calls=4, repetitions=2000)
         install_scripted(module, (batch,), call=executable.call, weights="baked")
-        tuned = least_us(lambda: module(batch), calls=50, repetitions=150)
+        tuned = least_us(lambda: module(batch), calls=4, repetitions=2000)
     return tuned, direct
 
 
