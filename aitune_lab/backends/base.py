@@ -82,6 +82,10 @@ class Executable:
         notes: facts worth showing with the trial (graphs, breaks, what stayed dynamic).
         uncovered: counts calls inside the signature that this executable handed back to the original
             (a recompilation would have been needed); None if that cannot happen.
+        memory_bytes: device memory that it holds beside the module's own.
+        moved: says whether a weight lies elsewhere than when it was built; given by executables that read the live
+            weights by address (CUDA graphs): they see in-place changes, but no tensor put in a weight's place. After
+            a move their `refresh`, which may be slow, is called when the user asks for it only.
     """
 
     call: Callable[..., Any]
@@ -93,6 +97,7 @@ class Executable:
     notes: tuple[str, ...] = ()
     uncovered: Callable[[], int] | None = None
     memory_bytes: int = 0
+    moved: Callable[[], bool] | None = None
 
 
 class Backend(ABC):
@@ -114,6 +119,8 @@ class Backend(ABC):
     isolation: ClassVar[Isolation] = "process"
     runs_code: ClassVar[bool] = False
     """Its artifacts can run code when loaded, so loading one from a file needs trust."""
+    capturable: ClassVar[bool] = False
+    """Its executables launch all their work on the current CUDA stream, so that a CUDA graph may be tried around them."""
     complexity: ClassVar[int] = 1
     """Ties in latency and accuracy go to the lower one (eager is 0)."""
 

@@ -25,6 +25,7 @@ class TorchEagerBackend(Backend):
     name = "eager"
     config_type = TorchEagerConfig
     isolation = "none"
+    capturable = True
     complexity = 0
 
     @classmethod

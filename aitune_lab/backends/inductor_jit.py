@@ -79,6 +79,7 @@ class TorchInductorJitBackend(Backend):
     name = "inductor"
     config_type = TorchInductorJitConfig
     isolation = "process"
+    capturable = True
     complexity = 1
     config: TorchInductorJitConfig
 
@@ -95,7 +96,8 @@ class TorchInductorJitBackend(Backend):
         devices = {leaf.device.partition(":")[0] for leaf in signature.tensor_leaves}
         plain = TorchInductorJitBackend().candidate()
         if "cuda" in devices:
-            return [plain] if importlib.util.find_spec("triton") else []
+            autotuned = TorchInductorJitBackend(mode="max-autotune-no-cudagraphs").candidate()
+            return [plain, autotuned] if importlib.util.find_spec("triton") else []
         return [TorchInductorJitBackend(freezing=True).candidate(), plain]
 
     def build(self, job: BuildJob) -> Executable:

@@ -104,11 +104,15 @@ class MethodDispatch:
         self._said: set[str] = set()
         self._lock = threading.RLock()
         baked = not all(item.executable.live_weights for item in installed)
-        self.watch = WeightWatch(module, values=baked) if weights == "watched" else None
+        by_address = any(item.executable.moved is not None for item in installed)
+        self.watch = WeightWatch(module, values=baked, addresses=by_address) if weights == "watched" else None
         self._weights = [*module.parameters(), *module.buffers()]
         for entry in self.entries:
             if self.watch is not None and not entry.installed.executable.live_weights:
                 entry.digest = content_digest(module)
+            if self.watch is not None and self._moved(entry):
+                entry.stale = True
+                self.watch.mark("weights were moved")
         self._swap: SwappedMethod | None = None
         # Generated before anything is swapped: what can't be generated must leave the module as it was.
         self.call = self._generate()
@@ -230,7 +234,13 @@ class MethodDispatch:
                 )
             return not entry.stale
 
-    def _revalidate(self) -> None:
+    @staticmethod
+    def _moved(entry: Entry) -> bool:
+        moved = entry.installed.executable.moved
+        return moved is not None and moved()
+
+    def _revalidate(self, *, asked: bool = False) -> None:
+        """Decide anew which executables hold. What takes long is done only if the user asked for it."""
         watch = self.watch
         assert watch is not None
         watch.dirty = False
@@ -241,17 +251,21 @@ class MethodDispatch:
         baked = any(entry.digest is not None for entry in self.entries)
         digest = content_digest(self.module) if baked and same_kind else ""
         for entry in self.entries:
-            executable = entry.installed.executable
             if entry.digest is None:
-                entry.stale = not same_kind
+                entry.stale = not same_kind or (self._moved(entry) and not (asked and self._refreshed(entry)))
             elif entry.digest == digest:
                 entry.stale = False
-            elif same_kind and executable.refresh is not None and executable.refresh():
+            elif same_kind and self._refreshed(entry):
                 entry.digest, entry.stale = digest, False
             else:
                 entry.stale = True
         watch.accept()
         watch.suspect = watch.dirty or any(entry.stale for entry in self.entries)
+
+    @staticmethod
+    def _refreshed(entry: Entry) -> bool:
+        refresh = entry.installed.executable.refresh
+        return refresh is not None and refresh()
 
     def refresh(self) -> bool:
         """Look at all weights now. Says whether every executable holds."""
@@ -259,7 +273,7 @@ class MethodDispatch:
             return True
         with self._lock:
             self.watch.mark(self.watch.found or "weights changed")
-            self._revalidate()
+            self._revalidate(asked=True)
             return not any(entry.stale for entry in self.entries)
 
     def _note(self, reason: str) -> None:

@@ -130,11 +130,12 @@ class WeightWatch:
     Args:
         module: the module; the watch holds it weakly.
         values: whether values matter; without, only what events tell (kinds, training) is watched.
+        addresses: whether it matters where the weights lie, whatever their values.
     """
 
-    def __init__(self, module: torch.nn.Module, *, values: bool = True) -> None:
+    def __init__(self, module: torch.nn.Module, *, values: bool = True, addresses: bool = False) -> None:
         self.module = weakref.ref(module)
-        self.values = values
+        self.values, self.addresses = values, addresses
         self.dirty = False
         self.suspect = False
         self.found = ""
@@ -169,12 +170,10 @@ class WeightWatch:
             # `int()` is 0, as is the address of what has none.
             address_of = tensor.data_ptr if tensor.layout is torch.strided else int
             row = (holder.get, name, tensor, address_of, address)
-            if not self.values:
-                continue
-            if version == -1:
-                unversioned.append(row)
-            else:
+            if self.values and version != -1:
                 versioned.append((*row, version))
+            elif self.values or self.addresses:
+                unversioned.append(row)
         flags = [(child.__dict__, child.training) for child in module.modules()]
         most = max(len(versioned) + len(unversioned), len(flags))
         calls = max(min(most, CALLS_PER_ROUND), -(-most // TENSORS_PER_CALL))
