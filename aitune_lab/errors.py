@@ -39,6 +39,10 @@ class Refused(BuildError):
     """A candidate cannot keep what the module does (randomness, state, aliasing, …), so it is not tried."""
 
 
+class DeviceLost(AituneError):
+    """A failure on the GPU (a device-side assert, an illegal access) ended its use in this process; start a new one."""
+
+
 class SignatureMiss(AituneError):
     """A call fits no tuned signature and the user asked for an error instead of the original module."""
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from ..backends import registry
 from ..backends.base import BuildJob, Executable
 from ..capture.calls import CallForm
 from ..capture.recorder import Sample
 from ..capture.signature import resized
 from ..capture.swap import original_method
 from ..runtime.codegen import structured
+from ..runtime.variant import build, load
 from ..schema import Point, SavedChoice, Signature, TensorLeaf
 from .archive import Archive
 from .golden import Golden, placeholder, unpack
@@ -80,11 +80,10 @@ def make(
             threads=torch.get_num_threads(),
             progress=progress,
         )
-        backend = registry.of(job.candidate)
         if defer:
-            executable = _deferred(lambda: backend.build(job), job, saved.live_weights)
+            executable = _deferred(lambda: build(job), job, saved.live_weights)
         else:
-            executable = backend.build(job) if anew else backend.load(job)
+            executable = build(job) if anew else load(job)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -157,7 +156,18 @@ def _deferred(build: Callable[[], Executable], job: BuildJob, live_weights: bool
         for executable in made:
             executable.close()
 
-    return Executable(call, flat=False, live_weights=live_weights, recompiles=True, close=close)
+    def moved() -> bool:
+        return any(executable.moved is not None and executable.moved() for executable in made)
+
+    by_address = job.candidate.cuda_graph and live_weights
+    return Executable(
+        call,
+        flat=False,
+        live_weights=live_weights,
+        recompiles=True,
+        close=close,
+        moved=moved if by_address else None,
+    )
 
 
 def _warn_failed(job: BuildJob, error: Exception) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from ..backends import registry
 from ..backends.base import Backend
 from ..errors import PlanError
-from ..schema import Candidate, Option, Plan, Signature
+from ..runtime.variant import AUTOCAST, PRECISIONS
+from ..schema import Candidate, Option, Plan, Signature, Tolerance
 
 TYPICAL_SECONDS = {"eager": 1.0, "onnxruntime": 8.0, "inductor": 30.0}
 """What a trial of a backend takes on a laptop, for the estimate before a run; measured ones replace it as it goes."""
 
 EAGER = Candidate("eager")
+CHANNELS_LAST = "channels_last"
+REDUCED = {"tf32": 3e-4, "float16": 1e-3, "bfloat16": 1e-2}
+"""Relative errors that lower precisions on a float32 module come to: with a narrower budget they are not worth a trial."""
 
 
 @dataclass
@@ -44,7 +48,7 @@ def as_candidate(value: str | Candidate | Backend | type[Backend]) -> Candidate:
 
 
 def candidate_of_label(label: str) -> Candidate:
-    """The candidate that a label stands for: `onnxruntime`, `inductor[freezing]`, `onnxruntime[opset=18]`.
+    """The candidate that a label stands for: `onnxruntime`, `inductor[freezing]`, `eager[float16, cuda graph]`.
 
     Raises PlanError for an unknown backend, an option that it doesn't have, or a bracket that isn't closed.
     """
@@ -53,10 +57,19 @@ def candidate_of_label(label: str) -> Candidate:
         raise PlanError(f"a candidate is written like 'inductor[freezing]', but got {label!r}")
     backend = registry.get(name)
     options: dict[str, Option] = {}
+    variant: dict[str, str | bool] = {}
     for part in filter(None, (part.strip() for part in rest.rstrip("]").split(","))):
         option, given, text = part.partition("=")
-        options[option] = _option(text) if given else True
-    return backend.of(Candidate(name, tuple(sorted(options.items())))).candidate()
+        if part == "cuda graph":
+            variant["cuda_graph"] = True
+        elif part == CHANNELS_LAST:
+            variant["memory_format"] = part
+        elif part in PRECISIONS:
+            variant["precision"] = part
+        else:
+            options[option] = _option(text) if given else True
+    plain = backend.of(Candidate(name, tuple(sorted(options.items())))).candidate()
+    return replace(plain, **variant)  # type: ignore[arg-type]
 
 
 def _option(text: str) -> Option:
@@ -76,11 +89,13 @@ def shortlist(
 ) -> Shortlist:
     """What to try for (module, signature): the backends' own proposals, or exactly what the user named.
 
-    Eager is always first and not part of the list. Excluded and unavailable candidates are kept with their reason.
+    Plain eager is always measured and not part of the list. Excluded and unavailable candidates are kept with their reason.
     """
     result = Shortlist()
     if backends is None:
-        named: list[str | Candidate | Backend | type[Backend]] = [n for n in registry.names() if n != "eager"]
+        named: list[str | Candidate | Backend | type[Backend]] = [
+            name for name in registry.names() if name != "eager" or _on_cuda(signature)
+        ]
     else:
         named = list(backends)
     for item in named:
@@ -90,8 +105,12 @@ def shortlist(
         if not state.ok:
             result.not_tried[as_candidate(item).label] = f"unavailable: {state.reason}. {state.cure}".rstrip(". ")
             continue
-        proposed = own().candidates(signature, module) if backend is not None else [as_candidate(item)]
-        result.variant_of.update(dict.fromkeys(proposed[1:], proposed[0]))
+        proposed = [as_candidate(item)]
+        if backend is not None:
+            proposed = own().candidates(signature, module)
+            if own.capturable and _on_cuda(signature):
+                proposed = cuda_variants(proposed, signature, module, plan)
+        result.variant_of.update((candidate, proposed[0]) for candidate in proposed[1:])
         for candidate in proposed:
             rule = plan.excludes(path, candidate)
             if rule is not None:
@@ -103,6 +122,55 @@ def shortlist(
     # The promising ones first: every backend's first proposal before variants, quick ones before slow ones.
     result.candidates.sort(key=lambda c: (c in result.variant_of, TYPICAL_SECONDS.get(c.backend, 20.0)))
     return result
+
+
+def _on_cuda(signature: Signature) -> bool:
+    return any(leaf.device.startswith("cuda") for leaf in signature.tensor_leaves)
+
+
+def cuda_variants(
+    proposed: Sequence[Candidate], signature: Signature, module: torch.nn.Module, plan: Plan
+) -> list[Candidate]:
+    """A backend's first proposal on CUDA, in a CUDA graph and without: the graph first, as launches bound small batches.
+
+    Convolutions are tried in channels_last, float32 modules in the lower precisions that the plan's budget has room for.
+    An exhaustive search tries the backend's further proposals (Inductor's max-autotune) and all precisions.
+    """
+    exhaustive = plan.limits.search == "exhaustive"
+    first = proposed[:1]
+    bases = [*proposed] if exhaustive else [*first]
+    if _gains_from_channels_last(module):
+        bases += [replace(c, memory_format=CHANNELS_LAST) for c in first]
+    for precision in _precisions(signature, module, plan.tolerance, everything=exhaustive):
+        bases += [replace(c, precision=precision) for c in first]
+    variants = []
+    for base in bases:
+        variants.append(replace(base, cuda_graph=True))
+        if base.precision != "tf32":
+            variants.append(base)
+    return [c for c in variants if c != EAGER]
+
+
+def _gains_from_channels_last(module: torch.nn.Module) -> bool:
+    """Whether it holds 2-d convolutions whose weights are not channels_last yet."""
+    convolutions = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
+    weights = [m.weight for m in module.modules() if isinstance(m, convolutions) and m.weight.dim() == 4]
+    return any(not w.is_contiguous(memory_format=torch.channels_last) for w in weights)
+
+
+def _precisions(signature: Signature, module: torch.nn.Module, tolerance: Tolerance, *, everything: bool) -> list[str]:
+    dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}
+    if dtypes != {torch.float32}:
+        return []
+    budget = tolerance.max_relative_error or 0.0
+    wide = [p for p, error in REDUCED.items() if tolerance.accuracy == "budget" and error <= budget]
+    return [p for p in (REDUCED if everything else wide) if p not in AUTOCAST or not signature.autocast]
+
+
+def complexity_of(candidate: Candidate) -> int:
+    """Who wins a tie: the backend's complexity, plus one for each thing done to it."""
+    changed = (candidate.precision != "as is", candidate.memory_format is not None, candidate.cuda_graph)
+    return registry.get(candidate.backend).complexity + sum(changed)
 
 
 def estimated_seconds(candidates: Sequence[Candidate], seen: Mapping[str, float]) -> float:

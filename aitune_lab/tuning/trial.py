@@ -20,11 +20,12 @@ from ..capture.signature import RecordedSignature
 from ..capture.state import Snapshot
 from ..capture.structure import Flat, flatten, flatten_call, is_tensor, unflatten_call
 from ..capture.swap import original_method
-from ..errors import AituneError, BackendUnavailable, Refused
+from ..errors import AituneError, BackendUnavailable, DeviceLost, Refused
 from ..measure.benchmark import Timing, measure
 from ..measure.blocks import Contender, MeasureLimits
 from ..measure.numerics import Call, compare
 from ..measure.reference import reference_dtype, reference_outputs
+from ..runtime import variant
 from ..runtime.dispatch import MethodDispatch
 from ..runtime.installed import InstalledExecutable
 from ..schema import (
@@ -191,7 +192,7 @@ def trial_steps(
     rival: Rival | None = None,
     timed: bool = True,
 ) -> Steps[Built]:
-    """Build, compare, measure. Never raises but for a cancel or interrupt: what went wrong is in the trial.
+    """Build, compare, measure. What went wrong is in the trial; raised are a cancel, an interrupt, and DeviceLost.
 
     A candidate out of tolerance is not timed, unless `accept_error`; nor, if a rival is named, one that a rough look
     shows to be hopeless against it; nor anything without `timed`.
@@ -209,7 +210,7 @@ def trial_steps(
         folder.mkdir(parents=True, exist_ok=True)
         yield "build", None
         job = build_job(bench, candidate, folder)
-        executable = registry.of(candidate).build(job)
+        executable = variant.build(job)
         seconds = time.perf_counter() - start
         size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
         trial = replace(trial, build_seconds=seconds, artifact_bytes=size, notes=executable.notes)
@@ -218,6 +219,7 @@ def trial_steps(
         if timed and (_admitted(trial, bench.tolerance) or (accept_error and trial.status == "ok")):
             trial = yield from _timed(bench, built, trial, rival)
     except Exception as error:
+        _raise_if_lost(bench.device, trial, error)
         if executable is not None:
             executable.close()
         return Built(_not_ok(trial, error, seconds or time.perf_counter() - start, built=executable is not None))
@@ -232,6 +234,21 @@ def trial_steps(
     assert built.installed is not None
     built.installed.trial = trial
     return built
+
+
+def _raise_if_lost(device: torch.device, trial: Trial, error: Exception) -> None:
+    """Raise DeviceLost if nothing can run on the GPU any more, so that no further candidate is blamed for it."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except Exception as lost:
+        reason = next(iter(str(lost).strip().splitlines()), "")
+        raise DeviceLost(
+            f"{trial.candidate.label} on {trial.path or 'the model'} failed on the GPU ({reason}), and after such a failure "
+            "this process can't use it any more. Nothing further was tried and the target is as it was. Start a new "
+            f"process, and leave this candidate out: Rule({trial.path!r}, 'exclude', excluded={trial.candidate.label!r})"
+        ) from error
 
 
 def eager_built(bench: Bench, trial: Trial) -> Built:

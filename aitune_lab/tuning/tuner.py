@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +45,7 @@ from ..schema import (
     Trial,
     to_data,
 )
-from .candidates import EAGER, Shortlist, estimated_seconds, shortlist
+from .candidates import EAGER, Shortlist, complexity_of, estimated_seconds, shortlist
 from .endtoend import EndToEnd, Metric, check
 from .planfile import check_plan, outermost_pins
 from .search import Rival, best_so_far, limits_of, looks_first, rival_of, why_skipped
@@ -177,6 +178,8 @@ class Tuner:
         except BaseException:
             self._close(units)
             raise
+        finally:
+            _free_cached_memory()
 
     def _run(self, units: list[_Unit]) -> Iterator[Event]:
         yield self._log("inspecting the target")
@@ -414,7 +417,7 @@ class Tuner:
             unit.benches.append(self._bench(recording, recorded))
             unit.built.append({})
             unit.trials.append([])
-            complexity = {c.label: registry.get(c.backend).complexity for c in [EAGER, *unit.lists[-1].candidates]}
+            complexity = {c.label: complexity_of(c) for c in [EAGER, *unit.lists[-1].candidates]}
             context = ChoiceContext(self.plan.tolerance, complexity=complexity, not_tried=unit.lists[-1].not_tried)
             unit.contexts.append(replace(context, memory_limit_bytes=self.plan.limits.memory_bytes))
         return unit
@@ -743,6 +746,14 @@ def _planned(unit: _Unit, index: int) -> dict[str, Any]:
         "candidates": labels,
         "not_tried": dict(listed.not_tried),
     }
+
+
+def _free_cached_memory() -> None:
+    """Give memory of the GPU that the run used back to the device: the user's process goes on with what it had."""
+    if torch.cuda.is_initialized():
+        gc.collect()
+        with suppress(RuntimeError):  # a lost device keeps it
+            torch.cuda.empty_cache()
 
 
 @contextmanager
