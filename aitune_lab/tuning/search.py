@@ -26,8 +26,8 @@ from .strategies.words import milliseconds, times
 
 Level = Literal["quick", "normal", "exhaustive"]
 
-KEEPS_UP = 1.15
-"""A first proposal within this factor of the best one's latency keeps up: other options may well make up for that."""
+KEEPS_UP = 1.05
+"""A first proposal within this factor of the latency of the best one keeps up: other options may make up for that."""
 HOPELESS_MARGIN = 0.2
 """Even its quickest block must be slower than the rival by more than this share."""
 
