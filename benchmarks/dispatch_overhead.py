@@ -34,7 +34,7 @@ from aitune_lab.testing.models import Nested
 LIMITS_US = {"1 tensor": 4.0, "52 tensors": 25.0, "watch": 2.0, "ONNX Runtime, 1 tensor": 15.0}
 
 
-def least_us(function: Callable[[], Any], calls: int = 100, repetitions: int = 400) -> float:
+def least_us(function: Callable[[], Any], calls: int = 50, repetitions: int = 3000) -> float:
     """Microseconds of one call: the least over repetitions, which other load can't make smaller.
 
     Repetitions are short, so that on a busy machine some run without being interrupted.
@@ -73,7 +73,7 @@ def watch_us(count: int) -> float:
     """One look of the watch over a module with so many weights, averaged over whole rounds."""
     module = nn.Sequential(*[nn.Linear(4, 4) for _ in range(count // 2)])
     watch = WeightWatch(module)
-    return least_us(watch.tick, calls=750)
+    return least_us(watch.tick, calls=750, repetitions=500)
 
 
 def onnxruntime_us(count: int) -> tuple[float, float] | None:
