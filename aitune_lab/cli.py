@@ -316,7 +316,7 @@ def _tuned(options: argparse.Namespace) -> tuple[TuneResult, str | None]:
     from .report.results import result_blocks
     from .report.terminal import print_blocks, progress_of
     from .tuning import api
-    from .tuning.tuner import TuneOptions
+    from .tuning.options import TuneOptions
 
     tuner = api.make_tuner(
         target,

@@ -141,8 +141,9 @@ def run_demo(output: str, *, backends: Sequence[str] | None = None, as_json: boo
     from rich.console import Console
 
     console = Console(stderr=as_json)
+    say = partial(console.print, soft_wrap=True)
     start = time.perf_counter()
-    console.print("Loading the sentence encoder (MiniLM, 22 million trained weights) and PyTorch …")
+    say("Loading the sentence encoder (MiniLM, 22 million trained weights) and PyTorch …")
     encoder = load_encoder()
     from .capture.inspector import inspect
     from .measure.blocks import MeasureLimits
@@ -150,10 +151,10 @@ def run_demo(output: str, *, backends: Sequence[str] | None = None, as_json: boo
     from .report.terminal import inspection_blocks, print_blocks, progress_of
     from .schema import Plan
     from .tuning import api
-    from .tuning.tuner import TuneOptions
+    from .tuning.options import TuneOptions
 
     data = list(calls().values())
-    console.print(f"Loaded in {time.perf_counter() - start:.0f} s. Its modules, over {len(data)} calls:\n")
+    say(f"Loaded in {time.perf_counter() - start:.0f} s. Its modules, over {len(data)} calls:\n")
     inspection = inspect(encoder, data, iterations=2)
     print_blocks(console, inspection_blocks(inspection, max_depth=2))
     limits = limits or MeasureLimits(max_seconds=2.5, warmup_seconds=0.7)
@@ -173,10 +174,10 @@ def run_demo(output: str, *, backends: Sequence[str] | None = None, as_json: boo
     console.print()
     print_blocks(console, result_blocks(result))
     if found:
-        console.print(f"The first candidate both right and faster stood there after {found[0]:.0f} s.")
+        say(f"The first candidate both right and faster stood there after {found[0]:.0f} s.")
     facts = {"result": result_data(result), "first_right_and_faster_seconds": found[0] if found else None}
     if all(choice.candidate.backend == "eager" for choice in result.choices):
-        console.print(
+        say(
             "Eager stays, so there is nothing to save. If measurements were disturbed by other load, run the demo "
             "again when the machine is less busy."
         )
@@ -187,12 +188,10 @@ def run_demo(output: str, *, backends: Sequence[str] | None = None, as_json: boo
 
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
         digest = save(encoder, output)
-    console.print("\nNow in a new process, on a freshly built encoder: load the file, compare, measure …")
+    say("\nNow in a new process, on a freshly built encoder: load the file, compare, measure …")
     checked = check_in_new_process(output)
     print_blocks(console, _check_blocks(checked))
-    console.print(
-        f"{output} is ready: aitune_lab.load(encoder, {output!r}). {time.perf_counter() - start:.0f} s in all."
-    )
+    say(f"{output} is ready: aitune_lab.load(encoder, {output!r}). {time.perf_counter() - start:.0f} s in all.")
     if as_json:
         print(json.dumps(facts | {"file": output, "digest": digest, "check": checked}))
     return 0
@@ -275,8 +274,8 @@ def check(file: str, *, meter: Any = None, limits: Any = None) -> dict[str, Any]
 
 def _check_blocks(checked: dict[str, Any]) -> list[Any]:
     from .report.results import Block
-    from .report.text import Column
-    from .tuning.strategies.words import error, number
+    from .report.text import Column, latency_text
+    from .tuning.strategies.words import error
 
     columns = (
         Column("call", "end to end, tokenizer included"),
@@ -290,8 +289,7 @@ def _check_blocks(checked: dict[str, Any]) -> list[Any]:
     for row in checked["rows"]:
         cells = {"call": row["call"], "difference": error(row["max_difference"])}
         for who in ("original", "tuned"):
-            half = row[f"{who}_ms"] * row[f"{who}_spread"] / 2
-            cells[who] = f"{number(row[f'{who}_ms'])} ± {half:.2g}"
+            cells[who] = latency_text(row[f"{who}_ms"], row[f"{who}_spread"])
         cells["speedup"] = f"×{row['original_ms'] / row['tuned_ms']:.2f}"
         if row["disturbed"]:
             cells |= {"speedup": "", "note": f"disturbed, decides nothing: {row['disturbed']}"}

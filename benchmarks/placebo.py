@@ -29,7 +29,7 @@ from aitune_lab.backends.base import Availability, Backend, BackendConfig, Build
 from aitune_lab.environment import fingerprint
 from aitune_lab.schema import Candidate, Plan, Signature, to_data
 from aitune_lab.tuning.api import make_tuner, run, unwrap
-from aitune_lab.tuning.tuner import TuneOptions
+from aitune_lab.tuning.options import TuneOptions
 
 PLACEBOS = 10
 REPETITIONS = 20

@@ -26,8 +26,8 @@ from torch import nn
 from aitune_lab.environment import fingerprint
 from aitune_lab.schema import Limits, Plan, to_data
 from aitune_lab.tuning.api import make_tuner, run
+from aitune_lab.tuning.options import TuneOptions
 from aitune_lab.tuning.strategies.score import Contender, weighted_latency
-from aitune_lab.tuning.tuner import TuneOptions
 
 MAX_COST_SHARE = 0.40
 MAX_SLOWDOWN = 0.03

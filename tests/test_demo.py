@@ -46,7 +46,7 @@ def test_one_backend_from_start_to_the_new_process(
     file = str(tmp_path / "demo.ait")
     assert demo.run_demo(file, backends=["onnxruntime"]) == 0
     text = capsys.readouterr().out
-    before, _, after = text.partition("trials, about")
+    before, _, after = text.partition("1 trial, about")
     assert "onnxruntime:" not in before  # how many trials and how long is said before the first
     assert re.search(r"model +BertModel", before)
     assert "* onnxruntime" in after

@@ -17,12 +17,14 @@ from ..capture.tree import find_modules, modules_of
 from ..errors import TargetError
 from ..runtime.installed import installed_in, uninstall_all
 from ..schema import Event, Plan, Rule, StrategyConfig
+from .cut import checked_modules
+from .options import BackendLike, TuneOptions
 from .planfile import read_plan
 from .progress import line
 from .result import TuneResult
 from .session import journaled
 from .strategies import Strategy, strategy_of
-from .tuner import BackendLike, TuneOptions, Tuner, checked_modules
+from .tuner import Tuner
 
 T = TypeVar("T")
 

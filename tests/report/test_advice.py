@@ -27,8 +27,8 @@ from aitune_lab.schema import Limits, Plan, Signature
 from aitune_lab.testing.models import Mlp, Pair
 from aitune_lab.testing.scripted import ScriptedBackend, ScriptedMeter, record_calls, scripted_backend
 from aitune_lab.tuning.api import make_tuner, run
+from aitune_lab.tuning.options import TuneOptions
 from aitune_lab.tuning.result import TuneResult
-from aitune_lab.tuning.tuner import TuneOptions
 
 QUIET = MachineFacts(threads=2, cores=2)
 

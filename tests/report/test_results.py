@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -15,8 +16,9 @@ from aitune_lab.schema import Plan, Rule
 from aitune_lab.testing.models import Mlp, Pair
 from aitune_lab.testing.scripted import ScriptedBackend, ScriptedMeter, scripted_backend
 from aitune_lab.tuning.api import run
+from aitune_lab.tuning.options import TuneOptions
 from aitune_lab.tuning.result import TuneResult
-from aitune_lab.tuning.tuner import TuneOptions, Tuner
+from aitune_lab.tuning.tuner import Tuner
 
 EVIL = "<script>alert(1)</script>\x1b[31m"
 
@@ -54,8 +56,7 @@ def test_text_holds_everything(result: TuneResult) -> None:
     assert "scripted[fails_at=refuse] lost: refused: scripted refusal" in text
     assert "scripted[latency_ms=0.9]: excluded by the rule for ''" in text
     assert "±" in text
-    assert "estimate: " in text
-    assert "unknown until measured" in text
+    assert "end to end 2 times as fast" in text
     for point in ("b=2", "b=3"):
         assert text.count(point) >= 3  # eager, the winner and the wrong one
 
@@ -81,6 +82,12 @@ def test_html_is_bare_and_escaped(result: TuneResult) -> None:
     assert "\x1b" not in page
     assert "\x1b" not in str(evil)
     assert "scripted refusal" in result_html(result)
+
+
+def test_without_an_end_to_end_check_there_is_an_estimate(result: TuneResult) -> None:
+    text = str(replace(result, end_to_end=None))
+    assert "estimate: " in text
+    assert "unknown until measured" in text
 
 
 def test_dry_run() -> None:

@@ -22,8 +22,8 @@ from aitune_lab.measure.benchmark import Timing
 from aitune_lab.runtime.installed import stats
 from aitune_lab.schema import Measurement, Plan
 from aitune_lab.tuning.api import make_tuner, run, unwrap
+from aitune_lab.tuning.options import TuneOptions
 from aitune_lab.tuning.strategies import OneBackendStrategy
-from aitune_lab.tuning.tuner import TuneOptions
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -166,7 +166,7 @@ def in_words(outcome: Outcome) -> str:
 
 
 def main(backend: str, names: list[str]) -> None:
-    """Run cases and print a line for each; with no names all of them, and the table is written anew."""
+    """Run cases (with no names all of them), print a line for each, and write it into the table."""
     logging.disable(logging.WARNING)
     table = expected_outcomes()
     total: dict[str, int] = {}
@@ -177,9 +177,8 @@ def main(backend: str, names: list[str]) -> None:
         table.setdefault(case, {})[backend] = in_words(outcome)
         seconds = time.perf_counter() - start
         print(f"{case:32s} {outcome.dispatched}/{outcome.calls} {seconds:.0f}s {in_words(outcome)}", flush=True)
+        OUTCOMES.write_text(tomli_w.dumps(dict(sorted(table.items()))), encoding="utf-8")
     print(total)
-    if not names:
-        OUTCOMES.write_text(tomli_w.dumps(table), encoding="utf-8")
 
 
 if __name__ == "__main__":

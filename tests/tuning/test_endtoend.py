@@ -17,9 +17,9 @@ from aitune_lab.testing.models import CountsCalls, Heads, Mlp, Pair
 from aitune_lab.testing.scripted import ScriptedBackend, ScriptedMeter, install_scripted, scripted_backend
 from aitune_lab.tuning.api import make_tuner, run
 from aitune_lab.tuning.endtoend import EndToEnd, check
+from aitune_lab.tuning.options import TuneOptions
 from aitune_lab.tuning.result import TuneResult
 from aitune_lab.tuning.strategies import OneBackendStrategy
-from aitune_lab.tuning.tuner import TuneOptions
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from aitune_lab.schema import Plan
 from aitune_lab.testing import ScriptedMeter, install_scripted, prepare_scripted, scripted_backend
 from aitune_lab.testing.models import Pair
 from aitune_lab.tuning.api import make_tuner, run
-from aitune_lab.tuning.tuner import TuneOptions
+from aitune_lab.tuning.options import TuneOptions
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
 

@@ -19,8 +19,8 @@ from pipelines import llama, stable_diffusion
 
 from aitune_lab.schema import Plan
 from aitune_lab.tuning.api import make_tuner, run
+from aitune_lab.tuning.options import TuneOptions
 from aitune_lab.tuning.strategies import OneBackendStrategy
-from aitune_lab.tuning.tuner import TuneOptions
 
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]
 

@@ -11,7 +11,7 @@ from torch import nn
 from aitune_lab.schema import Limits, Option, Plan
 from aitune_lab.testing.scripted import ScriptedBackend, ScriptedMeter, scripted_backend
 from aitune_lab.tuning.api import make_tuner, run
-from aitune_lab.tuning.tuner import TuneOptions
+from aitune_lab.tuning.options import TuneOptions
 
 MODULES = 30
 PLACEBOS = 10

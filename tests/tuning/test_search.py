@@ -14,9 +14,9 @@ from aitune_lab.measure.benchmark import Timing
 from aitune_lab.schema import Candidate, Limits, Plan, Rule, Signature, StrategyConfig, Trial
 from aitune_lab.testing.scripted import ScriptedBackend, ScriptedMeter, scripted_backend
 from aitune_lab.tuning.api import make_tuner, run
+from aitune_lab.tuning.options import TuneOptions
 from aitune_lab.tuning.result import TuneResult
 from aitune_lab.tuning.strategies import MinLatencyStrategy, OneBackendStrategy, ParetoStrategy
-from aitune_lab.tuning.tuner import TuneOptions
 
 
 class Quick(ScriptedBackend):

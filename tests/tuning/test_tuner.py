@@ -20,10 +20,11 @@ from aitune_lab.runtime.installed import installed_in, stats
 from aitune_lab.schema import Candidate, Event, Limits, Plan, Rule, StrategyConfig, Tolerance, from_json, to_json
 from aitune_lab.testing.scripted import ScriptedBackend, ScriptedMeter, scripted_backend
 from aitune_lab.tuning.api import make_tuner, run, unwrap, wrap
+from aitune_lab.tuning.options import TuneOptions
 from aitune_lab.tuning.result import TuneResult
 from aitune_lab.tuning.session import replay
 from aitune_lab.tuning.strategies import MinLatencyStrategy, OneBackendStrategy
-from aitune_lab.tuning.tuner import TuneOptions, Tuner
+from aitune_lab.tuning.tuner import Tuner
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from aitune_lab.schema import Plan
 from aitune_lab.testing import ScriptedBackend, ScriptedMeter, scripted_backend
 from aitune_lab.testing.models import CountsCalls, Mlp, Pair, WritesInput
 from aitune_lab.tuning.api import make_tuner, run
-from aitune_lab.tuning.tuner import TuneOptions
+from aitune_lab.tuning.options import TuneOptions
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
 

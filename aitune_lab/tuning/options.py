@@ -1,0 +1,38 @@
+"""How a run goes about its work, beside the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..backends.base import Backend
+from ..capture.signature import DynamicShapes
+from ..measure.benchmark import Timing, measure
+from ..measure.blocks import MeasureLimits
+from ..schema import Candidate
+from .endtoend import Metric
+
+BackendLike = str | Candidate | Backend | type[Backend]
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """How a run goes about it, beside the plan."""
+
+    inference_function: Callable[..., Any] | None = None
+    batch_sizes: tuple[int, ...] | None = None
+    max_batches_per_batch_size: int = 2
+    backends: tuple[BackendLike, ...] | None = None
+    dynamic_shapes: Mapping[str, DynamicShapes] = field(default_factory=dict)
+    on_module_failure: Literal["eager", "raise"] = "eager"
+    on_miss: Literal["original", "error"] = "original"
+    weights: Literal["watched", "frozen"] = "watched"
+    dry_run: bool = False
+    measure_limits: MeasureLimits = field(default_factory=MeasureLimits)
+    end_to_end: bool = True
+    """Whether the tuned target is compared and timed as a whole."""
+    metric: Metric | None = None
+    """The user's metric on the outputs, for that check."""
+    meter: Callable[..., Timing] = measure
+    """What times contenders; scripted in tests."""

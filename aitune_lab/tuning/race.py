@@ -1,0 +1,209 @@
+"""One (module, signature) on its way through a run: its candidates, their trials, the decision."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..capture.inspector import InspectedModule
+from ..errors import PlanError
+from ..measure.benchmark import Timing
+from ..measure.verdict import faster
+from ..runtime.installed import InstalledExecutable
+from ..schema import Choice, Plan, Point, PointResult, Rule, Trial
+from .candidates import EAGER, Shortlist
+from .search import Rival, best_so_far, looks_first, rival_of, why_skipped
+from .strategies import ChoiceContext, Decision, Strategy, decide_pin
+from .strategies.score import Contender
+from .trial import Bench, Built, eager_built, eager_trial, time_point
+
+ALPHA = 0.01
+"""Of the second look's paired test, shared among the candidates looked at (Holm's step-down)."""
+
+
+@dataclass
+class Race:
+    """The candidates of one (module, signature).
+
+    `equal_points` says that each point weighs the same, relative to eager there (`batch_sizes`); otherwise a point
+    weighs the calls that were seen of it. `digest` is that of the module's weights.
+    """
+
+    module: InspectedModule
+    bench: Bench
+    listed: Shortlist
+    plan: Plan
+    digest: str
+    context: ChoiceContext
+    equal_points: bool = False
+    trials: list[Trial] = field(default_factory=list)
+    built: dict[str, Built] = field(default_factory=dict)
+    choice: Choice | None = None
+
+    @property
+    def path(self) -> str:
+        return self.module.path
+
+    @property
+    def name(self) -> str:
+        """How logs call the module."""
+        return self.path or "(model)"
+
+    def add(self, built: Built) -> Trial:
+        """Take a trial in, with its points weighted."""
+        trial = built.trial = self.weighted(built.trial)
+        if built.installed is not None:
+            built.installed.trial = trial
+        self.trials.append(trial)
+        self.built[trial.candidate.label] = built
+        return trial
+
+    def weighted(self, trial: Trial) -> Trial:
+        """The trial with what each of its points counts."""
+        if not self.equal_points:
+            return replace(trial, points=tuple(replace(p, weight=float(p.calls)) for p in trial.points))
+
+        def weight(result: PointResult) -> float:
+            if not result.calls:  # an end of a declared range, which no batch size asked for
+                return 0.0
+            return 1.0 / result.eager.median_ms if result.eager is not None and result.eager.median_ms > 0 else 1.0
+
+        return replace(trial, points=tuple(replace(p, weight=weight(p)) for p in trial.points))
+
+    def eager(self) -> Trial:
+        """Eager's trial, from what was measured beside the candidates so far."""
+        return self.weighted(eager_trial(self.bench, self.digest, self.trials))
+
+    def best(self) -> Contender | None:
+        """The best right candidate so far."""
+        return best_so_far(self.trials, self.eager(), self.plan.tolerance)
+
+    def rival(self, strategy: Strategy, *, pinned: bool) -> Rival | None:
+        """Who a rough look compares the next candidate with; None if it is measured in full whatever it takes."""
+        if not looks_first(self.plan.limits.search, strategy, pinned=pinned):
+            return None
+        return rival_of(self.best(), strategy)
+
+    def why_skipped(self, candidate: Any, strategy: Strategy) -> str | None:
+        """Why the search level leaves a candidate out after what its simpler form came to."""
+        first = self.listed.variant_of.get(candidate)
+        if first is None:
+            return None
+        return why_skipped(self.plan.limits.search, candidate, first, self.trials, self.best(), strategy)
+
+    def decide(self, strategy: Strategy) -> Generator[str, None, Decision]:
+        """The strategy's decision, with second looks at provisional winners until it stands; yields what it does."""
+        eager = self.eager()
+        decision = strategy.choose(self.trials, eager, self.context)
+        while decision.second_look:
+            trial = decision.second_look[0]
+            label = trial.candidate.label
+            yield f"measuring {label} a second time"
+            confirmed, p_value = self._second_look(trial, strategy, eager)
+            self.context = replace(
+                self.context,
+                confirmed={**self.context.confirmed, label: confirmed},
+                p_values={**self.context.p_values, label: p_value},
+            )
+            decision = strategy.choose(self.trials, eager, self.context)
+        return decision
+
+    def _second_look(self, trial: Trial, strategy: Strategy, eager: Trial) -> tuple[bool, float]:
+        """Fresh blocks at the points that decide: the candidate must be faster again, weighted as the first time."""
+        label = trial.candidate.label
+        points = strategy.decisive_points(trial, eager, self.context)
+        weights = {p.point: p.weight if len(points) > 1 else 1.0 for p in trial.points}
+        timings = {point: time_point(self.bench, self.built[label], point, seed=1) for point in points}
+        alpha = ALPHA / max(1, len(self.listed.candidates) - len(self.context.confirmed))
+        verdict = faster(weighted_sum(timings, weights, (label, "eager")), label, "eager", alpha=alpha)
+        return verdict.is_faster, verdict.p_value
+
+    def decide_pin(self, rule: Rule) -> Decision:
+        """The pinned candidate. Raises PlanError, with figures, if it can't be kept."""
+        if self.listed.not_tried and rule.candidate is not None and rule.candidate != EAGER:
+            reason = next(iter(self.listed.not_tried.values()))
+            raise PlanError(f"the pin of {rule.candidate.label} on {rule.pattern!r} can't be kept: {reason}")
+        return decide_pin(rule, self.trials, self.eager(), self.plan.tolerance)
+
+    def settle(self, decision: Decision, *, pinned: bool) -> Choice:
+        """Turn a decision into the choice; the losers' executables are closed."""
+        trial = decision.winner
+        costs = [
+            (p.weight * p.latency.median_ms, p.weight * p.eager.median_ms)
+            for p in trial.points
+            if p.latency is not None and p.eager is not None
+        ]
+        spent = sum(cost for cost, _ in costs)
+        self.choice = Choice(
+            self.path,
+            self.module.method,
+            self.bench.recorded.signature.key,
+            trial.candidate,
+            trial.key,
+            decision.reason,
+            sum(eager for _, eager in costs) / spent if spent > 0 else None,
+            trial.error_class,
+            trial.relative_l2,
+            trial.factor_over_eager,
+            pinned,
+            decision.accepted_error,
+            decision.losers,
+        )
+        self.close(but=trial.candidate.label)
+        return self.choice
+
+    def installed(self) -> InstalledExecutable:
+        """What the choice installs."""
+        assert self.choice is not None
+        built = self.built.get(self.choice.candidate.label)
+        if built is None or built.installed is None:
+            built = eager_built(self.bench, self.eager())
+        assert built.installed is not None
+        built.installed.choice = self.choice
+        return built.installed
+
+    def close(self, but: str | None = None) -> None:
+        """Free the executables, but for one."""
+        for label, built in self.built.items():
+            if label != but and built.installed is not None:
+                built.installed.executable.close()
+
+    def disturbed(self) -> bool:
+        """Whether other load spoilt a measurement."""
+        figures = [m for t in self.trials for p in t.points for m in (p.latency, p.eager)]
+        return any(m is not None and m.disturbed for m in figures)
+
+    def saved_seconds(self) -> float:
+        """What the choice saves over the calls that were recorded."""
+        trial = next((t for t in self.trials if self.choice is not None and t.key == self.choice.trial), None)
+        if trial is None or trial.candidate == EAGER:
+            return 0.0
+        pairs = [(p.calls, p.eager, p.latency) for p in trial.points]
+        return sum(n * (e.median_ms - c.median_ms) / 1000 for n, e, c in pairs if e is not None and c is not None)
+
+    def planned(self) -> dict[str, Any]:
+        """What will be tried, as data, for those who want to know before the start."""
+        signature = self.bench.recorded.signature
+        return {
+            "path": self.path,
+            "method": self.module.method,
+            "signature": signature.key,
+            "label": signature.label,
+            "candidates": [candidate.label for candidate in self.listed.candidates],
+            "not_tried": dict(self.listed.not_tried),
+        }
+
+
+def weighted_sum(timings: Mapping[Point, Timing], weights: Mapping[Point, float], labels: Sequence[str]) -> Timing:
+    """Timings of several points as one: round by round the weighted sum of latencies; disturbed if any one is."""
+    rounds = min(len(t.blocks_ms[label]) for t in timings.values() for label in labels)
+    blocks = {
+        label: tuple(sum(weights[p] * t.blocks_ms[label][i] for p, t in timings.items()) for i in range(rounds))
+        for label in labels
+    }
+    measurements = {}
+    for label in labels:
+        held = [t.measurements[label] for t in timings.values()]
+        measurements[label] = next((m for m in held if m.disturbed), held[0])
+    return Timing(measurements, blocks)
