@@ -80,7 +80,7 @@ class FlatModule(nn.Module):
     def __init__(self, job: BuildJob, sample: Sample) -> None:
         super().__init__()
         self.module = job.module  # registers the parameters
-        self.train(job.module.training)
+        self.training = job.module.training  # not train(): the submodules keep their own flags
         # A tuple hides the rest from nn.Module and from the exporter's look at attributes.
         self._held = (_Rebuild(job, sample),)
 
