@@ -131,6 +131,12 @@ def inspection_html(inspection: Any) -> str:
     return f"<div>{head}{html_table(MODULE_COLUMNS, module_rows(inspection.rows))}{tail}</div>"
 
 
+def latency_text(median_ms: float, spread: float) -> str:
+    """A median with half the interquartile range, both in ms: `3.10 ± 0.062`. `spread` is that range over the median."""
+    half = spread * median_ms / 2
+    return f"{number(median_ms)} ± {half:.0f}" if half >= 10 else f"{number(median_ms)} ± {half:.2g}"
+
+
 def clean(text: str) -> str:
     """Text that is safe in a terminal: control and direction-changing characters stand as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
@@ -217,12 +223,7 @@ def _status(trial: Trial, own: Choice | None, choice: Choice | None) -> str:
 def _latency(measurement: Measurement | None) -> str:
     if measurement is None:
         return ""
-    half = measurement.spread * measurement.median_ms / 2
-    text = (
-        f"{number(measurement.median_ms)} ± {half:.0f}"
-        if half >= 10
-        else f"{number(measurement.median_ms)} ± {half:.2g}"
-    )
+    text = latency_text(measurement.median_ms, measurement.spread)
     return f"{text} (disturbed)" if measurement.disturbed else text
 
 

@@ -15,9 +15,10 @@ def line(event: Event) -> str | None:
     if event.kind == "run_started":
         modules = data.get("modules", [])
         count = f"{len(modules)} module{'s' if len(modules) != 1 else ''}"
+        trials = int(data.get("trials") or 0)
         return (
             f"data: {data.get('understood', '')}\n"
-            f"{count}, {data.get('trials', 0)} trials, about {round(float(data.get('estimated_seconds') or 0))} s"
+            f"{count}, {trials} trial{'s' if trials != 1 else ''}, about {round(float(data.get('estimated_seconds') or 0))} s"
         )
     if event.kind == "trial_finished":
         return f"{where}: {trial_sentence(from_data(data['trial'], Trial))}"
@@ -48,7 +49,7 @@ def trial_sentence(trial: Trial) -> str:
     heaviest = max((p for _, p in timed), key=lambda p: p.eager.median_ms if p.eager is not None else 0.0)
     assert heaviest.latency is not None
     assert heaviest.eager is not None
-    ratio = f"{times(low)} to {times(high)}" if len(timed) > 1 else times(low)
+    ratio = times(low) if times(low) == times(high) else f"{times(low)} to {times(high)}"
     over = f" over {len(timed)} points" if len(timed) > 1 else ""
     figures = f"{milliseconds(heaviest.latency.median_ms)} against {milliseconds(heaviest.eager.median_ms)}"
     noisy = any(m.disturbed for _, p in timed for m in (p.latency, p.eager) if m is not None)

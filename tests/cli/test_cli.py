@@ -114,6 +114,16 @@ def test_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert "made by the user's code" in captured.err
 
 
+def test_bisect(capsys: pytest.CaptureFixture[str]) -> None:
+    with scripted_backend():
+        assert main(["bisect", "targets:make", "scripted[error=scaled]"]) == 0
+        assert "Linear 'encoder.0' is the first on which scripted[error=scaled] diverges" in capsys.readouterr().out
+        assert main(["bisect", "targets:make", "scripted", "--module", "head", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+    assert found["culprit"] is None
+    assert [row["path"] for row in found["rows"]] == ["head"]
+
+
 @pytest.mark.usefixtures("meter")
 def test_tune_show_and_the_journal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert tune("--output", "out.ait", "--report", "run.json") == 0
