@@ -1,4 +1,4 @@
-"""The command line: `aitune-lab demo | inspect | tune | show | doctor`."""
+"""The command line: `aitune-lab demo | inspect | tune | bisect | show | doctor`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"aitune-lab {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="{demo,inspect,tune,show,doctor}")
+    commands = parser.add_subparsers(required=True, metavar="{demo,inspect,tune,bisect,show,doctor}")
 
     def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=EXIT_CODES)
@@ -107,6 +107,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     tune.add_argument("--dry-run", action="store_true", help="say what would be tried, and try nothing")
     tune.add_argument("--report", metavar="FILE", help="write every event of the run, one line of JSON each")
+
+    find = command("bisect", _bisect, "find the first submodule on which a candidate's numbers diverge")
+    find.add_argument("target", help=_TARGET_HELP)
+    find.add_argument("candidate", help="a backend or candidate, such as onnxruntime or 'inductor[freezing]'")
+    find.add_argument("--module", metavar="PATH", help="begin at this module (default: the outermost ones)")
 
     show = command("show", _show, "print what is in a .ait file, without PyTorch")
     show.add_argument("file", help="the .ait file")
@@ -353,26 +358,33 @@ def backends_of(names: Sequence[str] | None) -> tuple[Any, ...] | None:
     return tuple(candidate_of_label(name) if "[" in name else name for name in names)
 
 
+def _bisect(options: argparse.Namespace) -> int:
+    with _stdout_for(options.json):
+        target, data = load_target(options.target)
+        from .schema import to_data
+        from .tuning.bisect import bisect
+
+        found = bisect(target, options.candidate, data, path=options.module)
+    return _say(options, to_data(found), found)
+
+
 def _show(options: argparse.Namespace) -> int:
     from .checkpoint import show
     from .schema import to_data
 
     description = show(options.file)
-    if options.json:
-        _print_json(to_data(description))
-    else:
-        print(description)
-    return 0
+    return _say(options, to_data(description), description)
 
 
 def _doctor(options: argparse.Namespace) -> int:
     from .report.doctor import examine, findings_text
 
     findings = examine()
-    if options.json:
-        _print_json(findings)
-    else:
-        print(findings_text(findings))
+    return _say(options, findings, findings_text(findings))
+
+
+def _say(options: argparse.Namespace, data: Any, text: object) -> int:
+    _print_json(data) if options.json else print(text)
     return 0
 
 
