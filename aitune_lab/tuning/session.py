@@ -100,7 +100,11 @@ def reduce(state: SessionState, event: Event) -> SessionState:
         return replace(state, trials={**state.trials, trial.key: trial}, progress=progress)
     if event.kind == "choice_made":
         choice = from_data(data["choice"], Choice)
-        return replace(state, choices={**state.choices, (choice.path, choice.method, choice.signature): choice})
+        choices = {**state.choices, (choice.path, choice.method, choice.signature): choice}
+        if "eager" not in data:
+            return replace(state, choices=choices)
+        eager = from_data(data["eager"], Trial)
+        return replace(state, choices=choices, trials={**state.trials, eager.key: eager})
     if event.kind == "plan_changed":
         return replace(state, plan=from_data(data["plan"], Plan))
     if event.kind == "log":

@@ -324,7 +324,7 @@ class Tuner:
             path=race.path,
             signature=choice.signature,
             candidate=choice.candidate,
-            data={"choice": to_data(choice)},
+            data={"choice": to_data(choice), "eager": to_data(eager)},
         )
 
     def _children(self, cut: Cut, unit: Unit, units: Sequence[Unit]) -> list[InspectedModule]:
