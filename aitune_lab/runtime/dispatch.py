@@ -77,6 +77,17 @@ class Entry:
     digest: str | None = None
     """Content digest of the weights that the executable has baked; None if it reads them live."""
     stale: bool = False
+    _uncovered_before: int = 0
+
+    def uncovered(self) -> int:
+        """Calls since the counts were last reset that the executable handed back to the original."""
+        counted = self.installed.executable.uncovered
+        return counted() - self._uncovered_before if counted is not None else 0
+
+    def reset_counts(self) -> None:
+        """Count from 0: what was called before was not the user's."""
+        self.hits.reset()
+        self._uncovered_before += self.uncovered()
 
 
 class MethodDispatch:
@@ -99,6 +110,8 @@ class MethodDispatch:
         self.original = original_method(module, method)
         self.form = CallForm(self.original)
         self.entries = [Entry(item) for item in installed]
+        for entry in self.entries:
+            entry.reset_counts()
         self.misses = Counter()
         self.to_original: dict[str, int] = {}
         self._said: set[str] = set()
@@ -203,8 +216,9 @@ class MethodDispatch:
     def reset_counts(self) -> None:
         """Forget calls that were not the user's own: counts start at 0 and warnings are given again."""
         with self._lock:
-            for counter in (self.misses, *(entry.hits for entry in self.entries)):
-                counter.reset()
+            self.misses.reset()
+            for entry in self.entries:
+                entry.reset_counts()
             self.to_original.clear()
             self._said.clear()
 

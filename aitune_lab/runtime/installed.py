@@ -233,7 +233,6 @@ def stats(target: Any) -> Stats:
     for item in installed_in(target):
         for entry in item.dispatch.entries:
             held = entry.installed
-            uncovered = held.executable.uncovered() if held.executable.uncovered is not None else 0
             signatures.append(
                 SignatureStats(
                     item.path,
@@ -241,7 +240,7 @@ def stats(target: Any) -> Stats:
                     held.signature.label,
                     held.choice.candidate.label,
                     entry.hits.value(),
-                    uncovered,
+                    entry.uncovered(),
                     entry.stale,
                     held.executable.memory_bytes,
                 )

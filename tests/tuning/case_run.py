@@ -142,7 +142,7 @@ def run_case(name: str, backend: str) -> Outcome:
     if problems:
         outcome.verdict = "WRONG"
         outcome.reasons = problems + outcome.reasons
-    elif outcome.dispatched:
+    elif outcome.dispatched > 0:
         outcome.verdict = "right"
     unwrap(target)
     return outcome
