@@ -144,6 +144,8 @@ def run_case(name: str, backend: str) -> Outcome:
         outcome.reasons = problems + outcome.reasons
     elif outcome.dispatched > 0:
         outcome.verdict = "right"
+    elif not outcome.reasons:
+        outcome.reasons = [f"chosen, but every call ran the original: {'; '.join(outcome.notes)}"]
     unwrap(target)
     return outcome
 
