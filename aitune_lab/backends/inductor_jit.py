@@ -96,8 +96,9 @@ class TorchInductorJitBackend(Backend):
         devices = {leaf.device.partition(":")[0] for leaf in signature.tensor_leaves}
         plain = TorchInductorJitBackend().candidate()
         if "cuda" in devices:
-            autotuned = TorchInductorJitBackend(mode="max-autotune-no-cudagraphs").candidate()
-            return [plain, autotuned] if importlib.util.find_spec("triton") else []
+            further = {"freezing": True}, {"mode": "max-autotune-no-cudagraphs"}
+            proposed = [plain, *(TorchInductorJitBackend(**options).candidate() for options in further)]
+            return proposed if importlib.util.find_spec("triton") else []
         return [TorchInductorJitBackend(freezing=True).candidate(), plain]
 
     def build(self, job: BuildJob) -> Executable:
@@ -201,7 +202,8 @@ class _Compiled:
         self.original: Callable[..., Any] = job.original
         self.own = _own_code(job.original)
         namespace: dict[str, Any] = {}
-        exec(_WRAPPER.format(number=next(_numbers)), namespace)
+        # With the name of a real file: some versions of torch compile a frame of their own around what has no source.
+        exec(compile(_WRAPPER.format(number=next(_numbers)), __file__, "exec"), namespace)
         self.wrapper = namespace["make"](self.own, torch.compiler.is_dynamo_compiling, _MISSED)
         self.patches = _mode_options(config.mode)
         fullgraph = config.fullgraph or config.freezing
