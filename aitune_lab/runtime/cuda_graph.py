@@ -319,7 +319,11 @@ class CudaGraphs:
                     raise Refused("calls of this shape would be compiled again and run the original")
 
             graph, results, token = capture(self.pool, warm_up, lambda: self._run(inputs))
-        return self._described(graph, inputs, results, token)
+        try:
+            return self._described(graph, inputs, results, token)
+        except BaseException:
+            self.pool.release(token)
+            raise
 
     def _static(self, tensor: torch.Tensor) -> torch.Tensor:
         channels_last = self.job.candidate.memory_format == "channels_last" and tensor.dim() == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -124,13 +125,15 @@ def _captured(pool: GraphPool, run: Callable[[], T]) -> tuple[torch.cuda.CUDAGra
     graph, handle = torch.cuda.CUDAGraph(), pool.handle()
     try:
         graph.capture_begin(pool=handle, capture_error_mode="thread_local")
-        try:
-            result = run()
-        except BaseException:
-            with suppress(RuntimeError):  # what went wrong first is what counts
-                graph.capture_end()
-            raise
-        graph.capture_end()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # its outputs then say why
+            try:
+                result = run()
+            except BaseException:
+                with suppress(RuntimeError):  # what went wrong first is what counts
+                    graph.capture_end()
+                raise
+            graph.capture_end()
     except BaseException:
         pool.abandon(handle)
         del graph
