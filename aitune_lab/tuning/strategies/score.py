@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...schema import ErrorClass, Measurement, Point, PointResult, Tolerance, Trial
-from .words import milliseconds, number, out_of_tolerance, why_not_ok
+from .words import milliseconds, number, out_of_tolerance, times, why_not_ok
 
 TIE_SHARE = 0.02
 """Costs this close, with overlapping confidence intervals, are a tie: well under what a user would notice."""
@@ -99,6 +99,7 @@ def weighted_latency(trial: Trial, eager: Trial) -> Contender | str:
         return f"not measured at {', '.join(missing)}"
     mine = low = high = theirs = 0.0
     heaviest: tuple[float, str, str] = (-1.0, "", "")
+    ratios: list[float] = []
     for result in results:
         reference = eager_at(result, eager)
         problem = why_untimed(result.latency, "its", result.point) or why_untimed(reference, "eager's", result.point)
@@ -112,14 +113,17 @@ def weighted_latency(trial: Trial, eager: Trial) -> Contender | str:
         low += result.weight * _bound(result.latency.ci_low_ms, result.latency)
         high += result.weight * _bound(result.latency.ci_high_ms, result.latency)
         theirs += result.weight * reference.median_ms
+        ratios.append(reference.median_ms / result.latency.median_ms)
         share = result.weight * reference.median_ms
         if share > heaviest[0]:
             pair = f"{milliseconds(result.latency.median_ms)} against {milliseconds(reference.median_ms)}"
             heaviest = (share, pair, result.point.label)
     if not (theirs > 0 and mine > 0 and math.isfinite(theirs) and math.isfinite(mine)):
         return "no point has a weight, so its latency decides nothing"
-    over = f", over {len(results)} points" if len(results) > 1 else ""
-    return Contender(trial, mine / theirs, low / theirs, high / theirs, f"{heaviest[1]} at {heaviest[2]}{over}")
+    figures = f"{heaviest[1]} at {heaviest[2]}"
+    if len(ratios) > 1:
+        figures = f"over {len(ratios)} points, {times(min(ratios))} to {times(max(ratios))} times; {figures}"
+    return Contender(trial, mine / theirs, low / theirs, high / theirs, figures)
 
 
 def best_throughput(
