@@ -24,9 +24,9 @@ from ..backends.base import BuildJob, Executable
 from ..capture.probe import autocast_of, seeded
 from ..capture.structure import flatten, is_tensor, unflatten_call
 from ..errors import Refused
-from ..schema import OpaqueLeaf, Point, Signature, TensorLeaf, dim_symbol
+from ..schema import Point, Signature, TensorLeaf, dim_symbol
+from .graph_check import different_calls, nearly_equal, refuse_uncapturable, weights_of
 from .graph_pool import GraphPool, capture, pool_of
-from .weights import slots_of
 
 MAX_GRAPHS = 16
 """Graphs that one executable holds; a further one, when asked for, takes the place of the least used."""
@@ -102,38 +102,6 @@ def with_cuda_graph(
     return graphs.executable()
 
 
-def refuse_uncapturable(job: BuildJob) -> None:
-    """Raise Refused, with the reason in a sentence, for what a graph cannot keep, whatever the executable."""
-    signature, facts = job.signature, job.signature.facts
-    for leaf in (*signature.leaves, *signature.output_leaves):
-        if isinstance(leaf, OpaqueLeaf):
-            raise Refused(f"{leaf.path} is an object ({leaf.opaque_type.rpartition(':')[2]}), which a graph can't take")
-        if isinstance(leaf, TensorLeaf) and (leaf.holder != "torch" or not leaf.device.startswith("cuda")):
-            raise Refused(f"{leaf.path} is on the {leaf.device}; a CUDA graph takes and gives tensors on the GPU only")
-        if isinstance(leaf, TensorLeaf) and leaf.layout != "strided":
-            raise Refused(f"{leaf.path} has the layout {leaf.layout}; a graph's static buffers are strided")
-    reasons = {
-        "changes inputs in place": facts.mutated,
-        "changes the module's state": facts.state,
-        "returns values that differ from call to call": facts.varying_values,
-        "runs the user's hooks": facts.hooked,
-        "returns views of inputs": tuple(alias.output for alias in facts.aliases if alias.kind == "view"),
-    }
-    for what, names in reasons.items():
-        if names:
-            raise Refused(f"a call {what} ({', '.join(names[:3])}), which a replayed graph does not do")
-    if not signature.tensor_leaves:
-        raise Refused("the call has no tensor inputs")
-    if not any(isinstance(leaf, TensorLeaf) for leaf in signature.output_leaves):
-        raise Refused("the call returns no tensors")
-    devices = {leaf.device for leaf in signature.tensor_leaves}
-    if len(devices) > 1:
-        raise Refused(f"the inputs are on several devices ({', '.join(sorted(devices))}); a graph runs on one")
-    elsewhere = {str(t.device) for t in _weights(job.module)} - devices
-    if elsewhere:
-        raise Refused(f"weights are on {', '.join(sorted(elsewhere))}, inputs on {', '.join(devices)}")
-
-
 class CudaGraphs:
     """The graphs of one executable. See `with_cuda_graph`."""
 
@@ -141,10 +109,11 @@ class CudaGraphs:
         self.inner, self.job, self.limit, self.copied = inner, job, limit, copied
         self.signature = job.signature
         self.device = torch.device(job.signature.tensor_leaves[0].device)
-        self.pool: GraphPool = pool_of(job.module, self.device)
+        self.pool: GraphPool = pool_of(job.module, self.device, job.candidate.key)
         self.captured: dict[tuple[int, ...], _Captured] = {}
         self.notes: list[str] = []
         self.bytes = 0
+        self._channels_last = job.candidate.memory_format == "channels_last"
         self._sources = _sources(job.signature)
         self._at = [i for i, leaf in enumerate(job.signature.leaves) if isinstance(leaf, TensorLeaf)]
         self._values = list(job.samples[0].leaves) if job.samples else []
@@ -173,12 +142,12 @@ class CudaGraphs:
 
     def _remember_weights(self) -> None:
         """Where the weights lie. Aliases keep that memory alive, so that no graph ever reads what was freed."""
-        self._held = [t.detach() for t in _weights(self.job.module)]
+        self._held = [t.detach() for t in weights_of(self.job.module)]
         self._addresses = [_address(t) for t in self._held]
 
     def moved(self) -> bool:
         """Whether a weight lies elsewhere than when the graphs were captured. In-place changes don't count."""
-        return [_address(t) for t in _weights(self.job.module)] != self._addresses
+        return [_address(t) for t in weights_of(self.job.module)] != self._addresses
 
     # --- calls
 
@@ -209,7 +178,9 @@ class CudaGraphs:
         return [results[place] if place >= 0 else tensors[-1 - place] for place in found.places]
 
     def _run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The executable itself, as flat as a graph."""
+        """The executable itself, as flat as a graph, on inputs laid out as in its static buffers."""
+        if self._channels_last:
+            tensors = [t.contiguous(memory_format=_format_of(t)) if t.dim() == 4 else t for t in tensors]
         if self.inner.flat:
             return list(self.inner.call(*tensors))
         leaves = list(self._values)
@@ -326,8 +297,7 @@ class CudaGraphs:
             raise
 
     def _static(self, tensor: torch.Tensor) -> torch.Tensor:
-        channels_last = self.job.candidate.memory_format == "channels_last" and tensor.dim() == 4
-        layout = torch.channels_last if channels_last else torch.preserve_format
+        layout = _format_of(tensor) if self._channels_last else torch.preserve_format
         return torch.empty_like(tensor, memory_format=layout, requires_grad=False).copy_(tensor)
 
     def _described(
@@ -362,7 +332,7 @@ class CudaGraphs:
         random = self.signature.facts.random
         repeats = 2 if random else 1  # a second call shows whether the generator moved on as it should
         with torch.cuda.device(self.device), torch.no_grad(), autocast_of(self.signature.autocast):
-            for number, tensors in enumerate(_different(calls, CHECKED_SAMPLES)):
+            for number, tensors in enumerate(different_calls(calls, CHECKED_SAMPLES)):
                 given = [t.clone() for t in tensors]
                 with seeded(number, self.device):
                     expected = [y.clone() for _ in range(repeats) for y in self._run(given)]
@@ -412,45 +382,9 @@ class CudaGraphs:
         self.inner.close()
 
 
-def nearly_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal, or as near as kernels that add in no fixed order come: relative L2 error of a few roundings."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if torch.equal(a, b):
-        return True
-    if not (a.is_floating_point() or a.is_complex()):
-        return False
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    x, y = a.to(wide), b.to(wide)
-    finite = x.isfinite()
-    if not torch.equal(finite, y.isfinite()) or not torch.equal(x[~finite].isnan(), y[~finite].isnan()):
-        return False
-    x, y = x[finite], y[finite]
-    tolerance = max(1e-5, 4 * torch.finfo(a.dtype).eps) if a.dtype != torch.float64 else 1e-10
-    return bool((x - y).norm() <= tolerance * x.norm())
-
-
-def _different(calls: Sequence[Sequence[torch.Tensor]], count: int) -> list[Sequence[torch.Tensor]]:
-    """At least `count` calls of one shape: recorded ones, then variations with plausible values."""
-    result: list[Sequence[torch.Tensor]] = list(calls[:count])
-    for step in range(1, 1 + count - len(result)):
-        result.append([_varied(t, step) for t in calls[-1]])
-    return result
-
-
-def _varied(tensor: torch.Tensor, step: int) -> torch.Tensor:
-    """Floats scaled and moved along; ids moved along, so that they stay ids. Masks and lists of lengths stay as they are."""
-    if not tensor.numel() or tensor.dim() == 0:
-        return tensor
-    if tensor.is_floating_point():
-        return torch.roll(tensor * (1 - 0.25 * step), step, -1)
-    if tensor.dtype in (torch.int32, torch.int64) and tensor.dim() >= 2:
-        return torch.roll(tensor, step, -1)
-    return tensor
-
-
-def _weights(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [holder[name] for holder, name in slots_of(module)]
+def _format_of(tensor: torch.Tensor) -> torch.memory_format:
+    """The layout that a tensor has in channels_last executables: images only have another one."""
+    return torch.channels_last if tensor.dim() == 4 else torch.preserve_format
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,14 +14,18 @@ import torch
 
 T = TypeVar("T")
 
+RECOVERY_ATTEMPTS = 1000
+
 _capture_lock = threading.RLock()
 """One capture at a time: they share a stream, and are short."""
 _streams: dict[int, torch.cuda.Stream] = {}
-_pools: weakref.WeakKeyDictionary[torch.nn.Module, dict[torch.device, GraphPool]] = weakref.WeakKeyDictionary()
+_pools: weakref.WeakKeyDictionary[torch.nn.Module, dict[tuple[torch.device, str], GraphPool]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class GraphPool:
-    """The memory that all graphs of one module on one device share (four graphs: 52 MiB instead of 408).
+    """The memory that all graphs of one module and candidate share (four graphs: 52 MiB instead of 408).
 
     Sharing means that a replay may overwrite what another graph left, so replays take turns: by a lock among threads and by
     an event among streams.
@@ -88,13 +93,13 @@ class GraphPool:
         return sum(s["total_size"] for s in segments if tuple(s.get("segment_pool_id", ())) in handles)
 
 
-def pool_of(module: torch.nn.Module, device: torch.device) -> GraphPool:
-    """The pool of a module's graphs on a device, made at the first call."""
+def pool_of(module: torch.nn.Module, device: torch.device, candidate: str) -> GraphPool:
+    """The pool of a module's graphs of one candidate on a device, made at the first call.
+
+    Candidates that are compared with each other don't share: what the losers held is free once they are closed.
+    """
     with _capture_lock:
-        pools = _pools.setdefault(module, {})
-        if device not in pools:
-            pools[device] = GraphPool(device)
-        return pools[device]
+        return _pools.setdefault(module, {}).setdefault((device, candidate), GraphPool(device))
 
 
 def capture(pool: GraphPool, warm_up: Callable[[], None], run: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T, Any]:
@@ -122,41 +127,59 @@ def capture(pool: GraphPool, warm_up: Callable[[], None], run: Callable[[], T]) 
 
 
 def _captured(pool: GraphPool, run: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T, Any]:
-    graph, handle = torch.cuda.CUDAGraph(), pool.handle()
+    handle = pool.handle()
     try:
-        graph.capture_begin(pool=handle, capture_error_mode="thread_local")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # its outputs then say why
-            try:
-                result = run()
-            except BaseException:
-                with suppress(RuntimeError):  # what went wrong first is what counts
-                    graph.capture_end()
-                raise
-            graph.capture_end()
+        graph, result = _capture_into(handle, run)
     except BaseException:
         pool.abandon(handle)
-        del graph
         _recover(pool.device, handle)
         raise
     pool.count(handle)
     return graph, result, handle
 
 
+def _capture_into(handle: Any, run: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=handle, capture_error_mode="thread_local")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # its outputs then say why
+        try:
+            result = run()
+        except BaseException:
+            with suppress(RuntimeError):  # what went wrong first is what counts
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    return graph, result
+
+
 def _recover(device: torch.device, handle: Any) -> None:
-    """Take torch's allocator and random generator out of a capture that failed before torch could."""
+    """Take torch out of a capture that failed.
+
+    Torch forgets two things then: its allocator goes on as if memory were captured (what was used on several streams is
+    never freed), and its random generator refuses to draw. The first is told so, the second by a capture that succeeds.
+    """
+    _end_allocation(device, handle)
+    scratch = torch.zeros(1, device=device)
+    for _ in range(RECOVERY_ATTEMPTS):
+        healthy = torch.cuda.graph_pool_handle()
+        try:
+            _capture_into(healthy, lambda: scratch.add_(1))
+            return
+        except RuntimeError:  # spoiled as well, by another thread that synchronises the device
+            _end_allocation(device, healthy)
+            time.sleep(0.001)
+    raise RuntimeError(
+        f"a CUDA graph capture failed, and so did {RECOVERY_ATTEMPTS} attempts to take torch's random generator out of it: "
+        "another thread calls torch.cuda.synchronize() all the time"
+    )
+
+
+def _end_allocation(device: torch.device, handle: Any) -> None:
     index = device.index or 0
-    with suppress(RuntimeError):
+    with suppress(RuntimeError):  # raised if torch did it
         torch._C._cuda_endAllocateToPool(index, handle)
         torch._C._cuda_releasePool(index, handle)
-    with suppress(RuntimeError):
-        healthy = torch.cuda.CUDAGraph()
-        scratch = torch.zeros(1, device=device)
-        healthy.capture_begin(capture_error_mode="thread_local")
-        try:
-            scratch.add_(1)
-        finally:
-            healthy.capture_end()
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

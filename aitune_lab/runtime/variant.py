@@ -22,11 +22,13 @@ import torch
 from ..backends import registry
 from ..backends.base import Backend, BuildJob, Executable
 from ..capture.probe import autocast_of
+from ..capture.recorder import Sample
 from ..capture.structure import flatten, is_tensor, unflatten
 from ..capture.swap import original_method
 from ..errors import Refused
 from ..schema import Signature, TensorLeaf
-from .cuda_graph import refuse_uncapturable, with_cuda_graph
+from .cuda_graph import with_cuda_graph
+from .graph_check import refuse_uncapturable
 
 AUTOCAST = ("float16", "bfloat16")
 PRECISIONS = ("as is", *AUTOCAST, "tf32")
@@ -81,7 +83,19 @@ def _converted(job: BuildJob) -> BuildJob:
     except Exception as error:
         raise Refused(f"the module can't be copied, and is not converted in place: {error}") from error
     module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return replace(job, module=module, original=original_method(module, job.signature.method))
+    # A graph's static buffers are laid out like the weights, so what compiles must expect that; without a graph the
+    # executable meets the caller's own layout.
+    samples = [_in_channels_last(sample) for sample in job.samples] if job.candidate.cuda_graph else job.samples
+    return replace(job, module=module, original=original_method(module, job.signature.method), samples=samples)
+
+
+def _in_channels_last(sample: Sample) -> Sample:
+    images = [is_tensor(x) and x.dim() == 4 for x in sample.leaves]
+    leaves = [
+        x.contiguous(memory_format=torch.channels_last) if image else x
+        for x, image in zip(sample.leaves, images, strict=True)
+    ]
+    return replace(sample, leaves=leaves)
 
 
 def _owns_weights(executable: Executable, module: torch.nn.Module) -> None:

@@ -32,7 +32,7 @@ from aitune_lab.errors import Refused
 from aitune_lab.runtime.cuda_graph import MAX_GRAPHS, CudaGraphs, capturing, warmup, with_cuda_graph
 from aitune_lab.runtime.graph_pool import pool_of
 from aitune_lab.runtime.installed import installed_in
-from aitune_lab.schema import Plan, Rule
+from aitune_lab.schema import Candidate, Plan, Rule
 from aitune_lab.testing.scripted import ScriptedMeter
 from aitune_lab.tuning.api import make_tuner, run
 from aitune_lab.tuning.tuner import TuneOptions
@@ -242,6 +242,20 @@ def test_closing_frees_the_memory() -> None:
     assert used_mib() - before <= 16
 
 
+def test_what_losers_held_is_free_once_they_are_closed() -> None:
+    module, x = on_gpu(Function(lambda self, x: torch.relu(x @ self.weight) @ self.weight)), random(65536, DIM)
+    loser = graphed(module, x, candidate=Candidate("eager", precision="tf32", cuda_graph=True))
+    winner = graphed(module, x)
+    assert winner.memory_bytes >= 64 << 20
+    loser.close()
+    close(winner.call(y := random(65536, DIM))[0], module(y))
+    before = used_mib()
+    winner.close()
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert before - used_mib() >= 100
+
+
 def test_calls_after_closing_run_the_executable_itself() -> None:
     module = on_gpu(Chain())
     executable = graphed(module, random(4, DIM))
@@ -342,10 +356,11 @@ def test_graphs_of_two_modules_at_the_same_time() -> None:
             close(y, wants[k])
 
 
-def test_pools_are_one_per_module() -> None:
+def test_pools_are_one_per_module_and_candidate() -> None:
     first, second = on_gpu(Chain(1)), on_gpu(Chain(1))
-    assert pool_of(first, CUDA) is pool_of(first, CUDA)
-    assert pool_of(first, CUDA) is not pool_of(second, CUDA)
+    assert pool_of(first, CUDA, "a") is pool_of(first, CUDA, "a")
+    assert pool_of(first, CUDA, "a") is not pool_of(first, CUDA, "b")
+    assert pool_of(first, CUDA, "a") is not pool_of(second, CUDA, "a")
 
 
 def test_autocast_of_the_caller() -> None:

@@ -170,3 +170,26 @@ def test_a_changed_default_device_does_not_matter() -> None:
     with torch.device("meta"):
         y = quiet(module, x)
     torch.testing.assert_close(y, Chain.forward(module, x), rtol=1e-3, atol=1e-4)
+
+
+def test_offloaded_modules_stay_right() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    module = on_gpu(Chain(3))
+    plain = untouched(module)
+    accelerate.cpu_offload(module, execution_device=0)
+    with pytest.raises(AituneError):  # its weights come and go with each call: no graph reads them by address
+        pinned(module, [random(4, DIM)])
+    x = random(4, DIM)
+    torch.testing.assert_close(quiet(module, x), plain(x), rtol=1e-3, atol=1e-4)
+
+
+def test_a_tuned_module_that_is_offloaded_later() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    module = on_gpu(Chain(3))
+    plain = untouched(module)
+    pinned(module, [random(4, DIM)])
+    quiet(module, random(4, DIM))
+    accelerate.cpu_offload(module, execution_device=0)
+    x = random(4, DIM)
+    for _ in range(3):
+        torch.testing.assert_close(quiet(module, x), plain(x), rtol=1e-3, atol=1e-4)

@@ -13,7 +13,7 @@ from torch import nn
 from aitune_lab.backends.base import BuildJob
 from aitune_lab.capture.swap import original_method
 from aitune_lab.errors import Refused
-from aitune_lab.runtime.cuda_graph import nearly_equal, refuse_uncapturable
+from aitune_lab.runtime.graph_check import nearly_equal, refuse_uncapturable
 from aitune_lab.runtime.variant import build
 from aitune_lab.schema import Candidate
 from aitune_lab.testing.scripted import record_calls
