@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         BuildError,
         CheckpointError,
         DataError,
+        DeviceLost,
         MissingDependency,
         PlanError,
         Refused,
@@ -53,6 +54,7 @@ __all__ = [
     "BuildError",
     "CheckpointError",
     "DataError",
+    "DeviceLost",
     "DynamicDim",
     "FirstWinsStrategy",
     "HighestThroughputStrategy",
@@ -100,7 +102,7 @@ _NAMES_OF = {
     "capture.signature": "BatchDim DynamicDim",
     "checkpoint": "check load save show",
     "errors": (
-        "AituneError AituneWarning BackendUnavailable BuildError CheckpointError DataError MissingDependency PlanError "
+        "AituneError AituneWarning BackendUnavailable BuildError CheckpointError DataError DeviceLost MissingDependency PlanError "
         "Refused SignatureMiss StoreError TargetError"
     ),
     "runtime.installed": "refresh stats",

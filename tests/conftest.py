@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,9 @@ def missing(need: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell that starts this in the background has interrupts ignored; the tests of Ctrl-C need Python's own handler.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     wanted = config.option.markexpr
     if not wanted:
         config.option.markexpr = "not full and not gpu and not browser"

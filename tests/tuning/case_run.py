@@ -37,7 +37,11 @@ EXPORT_NAMES = sorted(p.stem for p in (CASES / "export").glob("g*.py"))
 
 @dataclass
 class Outcome:
-    """`verdict` is right, eager or WRONG; `dispatched` counts calls that the backend really answered."""
+    """What became of a case.
+
+    `verdict` is `right` (the backend answered every call of what was to be tuned), `partly` (calls of some signatures),
+    `children` (only calls of modules beneath), `eager` or `WRONG`; `dispatched` counts calls that it answered.
+    """
 
     case: str
     verdict: str
@@ -143,7 +147,11 @@ def run_case(name: str, backend: str) -> Outcome:
         outcome.verdict = "WRONG"
         outcome.reasons = problems + outcome.reasons
     elif outcome.dispatched > 0:
-        outcome.verdict = "right"
+        own = {m.path for m in tuner.inspection.get_modules()} if tuner.inspection is not None else set()
+        mine = [s for s in counted.signatures if s.path in own]
+        answered = sum(s.dispatched for s in mine if s.candidate != "eager")
+        whole = answered == outcome.calls
+        outcome.verdict = "right" if whole else "partly" if answered > 0 else "children"
     elif not outcome.reasons:
         outcome.reasons = [f"chosen, but every call ran the original: {'; '.join(outcome.notes)}"]
     unwrap(target)
@@ -160,7 +168,7 @@ def expected_outcomes() -> dict[str, dict[str, str]]:
 
 def in_words(outcome: Outcome) -> str:
     """A row of the table. Measured figures and addresses are left out: they differ from run to run."""
-    if outcome.verdict == "right" and not any("eager stays" in r for r in outcome.reasons):
+    if outcome.verdict == "right":
         return "right"
     reason = outcome.reasons[0].partition("can't be used: ")[2] or outcome.reasons[0] if outcome.reasons else ""
     reason = re.sub(r"(\d+\.\d+(e-?\d+)?)", "#", reason.partition("\n")[0])[:160]
