@@ -29,9 +29,10 @@ from ..capture.tree import find_modules, outermost
 from ..errors import TargetError
 from ..measure.blocks import MeasureLimits
 from ..schema import Candidate, ErrorClass, LeafDifference, Tolerance, Trial, TrialStatus
+from .bench import Bench
 from .candidates import as_candidate, candidate_of_label
 from .strategies.words import error
-from .trial import Bench, Built, Steps, as_error, trial_steps
+from .trial import Built, Steps, as_error, trial_steps
 
 Kind = Literal["right", "wrong", "fails"]
 

@@ -12,11 +12,12 @@ from ..measure.benchmark import Timing
 from ..measure.verdict import faster
 from ..runtime.installed import InstalledExecutable
 from ..schema import Choice, Plan, Point, PointResult, Rule, Trial
+from .bench import Bench
 from .candidates import EAGER, Shortlist
 from .search import Rival, best_so_far, looks_first, rival_of, why_skipped
 from .strategies import ChoiceContext, Decision, Strategy, decide_pin
 from .strategies.score import Contender
-from .trial import Bench, Built, eager_built, eager_trial, time_point
+from .trial import Built, eager_built, eager_trial, time_point
 
 ALPHA = 0.01
 """Of the second look's paired test, shared among the candidates looked at (Holm's step-down)."""

@@ -21,6 +21,7 @@ from ..errors import AituneWarning, TargetError
 from ..runtime.installed import Installed, install_all, prepare
 from ..runtime.weights import content_digest
 from ..schema import Candidate, Choice, Event, EventKind, Plan, Rule, Trial, to_data
+from .bench import Cancelled
 from .candidates import EAGER, Shortlist, estimated_seconds
 from .cut import Cut
 from .endtoend import EndToEnd, check
@@ -28,7 +29,7 @@ from .options import TuneOptions
 from .planfile import check_plan
 from .race import Race
 from .strategies import Decision, Strategy
-from .trial import Built, Cancelled, Steps, as_error, trial_steps
+from .trial import Built, Steps, as_error, trial_steps
 from .units import Preparation, Unit, strategy_for, weights_digests
 
 MAX_CUT_DEPTH = 2

@@ -20,12 +20,13 @@ from ..capture.state import preserved
 from ..capture.tree import find_modules, outermost
 from ..errors import DataError, TargetError
 from ..schema import Choice, Plan, Rule
+from .bench import Bench
 from .candidates import EAGER, Shortlist, complexity_of, shortlist
 from .options import TuneOptions
 from .race import Race
 from .search import limits_of
 from .strategies import ChoiceContext, Strategy, strategy_of
-from .trial import Bench, as_error
+from .trial import as_error
 
 MAX_SIGNATURES = 8
 """Signatures tuned for one method; calls of further ones run the original."""
