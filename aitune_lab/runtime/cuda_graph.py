@@ -25,7 +25,7 @@ from ..capture.probe import autocast_of, seeded
 from ..capture.structure import flatten, is_tensor, unflatten_call
 from ..errors import Refused
 from ..schema import Point, Signature, TensorLeaf, dim_symbol
-from .graph_check import different_calls, nearly_equal, refuse_uncapturable, weights_of
+from .graph_check import different_calls, nearly_equal, output_places, refuse_uncapturable, weights_of
 from .graph_pool import GraphPool, capture, pool_of
 
 MAX_GRAPHS = 16
@@ -141,8 +141,8 @@ class CudaGraphs:
         return self._made
 
     def _remember_weights(self) -> None:
-        """Where the weights lie. Aliases keep that memory alive, so that no graph ever reads what was freed."""
-        self._held = [t.detach() for t in weights_of(self.job.module)]
+        """Where the weights lie that graphs read. Aliases keep that memory alive: nothing freed is ever read."""
+        self._held = [t.detach() for t in weights_of(self.job.module)] if self.inner.live_weights else []
         self._addresses = [_address(t) for t in self._held]
 
     def moved(self) -> bool:
@@ -153,28 +153,40 @@ class CudaGraphs:
 
     def call(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         """Tensor leaves of a call in, tensor leaves of the output out. From any thread, on the caller's stream."""
-        key = tuple([tensors[i].size(axis) for i, axis in self._sources])
+        if torch.cuda.current_device() == self.device.index:
+            return self._call(tensors)
         with torch.cuda.device(self.device):
-            found = self.captured.get(key)
-            if found is None and getattr(_asked, "on", False):
-                found = self._capture_asked(key, tensors)
-            results = None
-            if found is not None and not torch.cuda.is_current_stream_capturing():
-                results = self._replay(found, tensors)
-            return self._run(tensors) if results is None else results
+            return self._call(tensors)
+
+    def _call(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        key = tuple([tensors[i].size(axis) for i, axis in self._sources])
+        found = self.captured.get(key)
+        if found is None and getattr(_asked, "on", False):
+            found = self._capture_asked(key, tensors)
+        results = None
+        if found is not None and not torch.cuda.is_current_stream_capturing():
+            results = self._replay(found, tensors)
+        return self._run(tensors) if results is None else results
 
     def _replay(self, found: _Captured, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """The outputs of a replay; None if the graph was dropped meanwhile."""
         # Graphs of a module share memory, so their replays take turns, on whatever streams. Everything happens on the
         # caller's stream: its inputs are ready there, and the copies of the outputs are ordinary tensors of that stream.
-        with self.pool.turn():
+        pool = self.pool
+        with pool.lock:
             if not found.alive:
                 return None
-            for static, given in zip(found.inputs, tensors, strict=True):
-                static.copy_(given)
-            found.graph.replay()
+            pool.begin()
+            try:
+                if len(tensors) == 1:
+                    found.inputs[0].copy_(tensors[0])
+                else:
+                    torch._foreach_copy_(found.inputs, tuple(tensors))
+                found.graph.replay()
+                results = [y.clone() for y in found.outputs] if self.copied else found.outputs
+            finally:
+                pool.end()
             found.uses += 1
-            results = [y.clone() for y in found.outputs] if self.copied else found.outputs
         return [results[place] if place >= 0 else tensors[-1 - place] for place in found.places]
 
     def _run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -291,38 +303,15 @@ class CudaGraphs:
 
             graph, results, token = capture(self.pool, warm_up, lambda: self._run(inputs))
         try:
-            return self._described(graph, inputs, results, token)
+            outputs, places = output_places(self._tensor_outputs(), results, inputs, weights_of(self.job.module))
         except BaseException:
             self.pool.release(token)
             raise
+        return _Captured(graph, inputs, outputs, places, token)
 
     def _static(self, tensor: torch.Tensor) -> torch.Tensor:
         layout = _format_of(tensor) if self._channels_last else torch.preserve_format
         return torch.empty_like(tensor, memory_format=layout, requires_grad=False).copy_(tensor)
-
-    def _described(
-        self, graph: torch.cuda.CUDAGraph, inputs: list[torch.Tensor], results: list[torch.Tensor], token: Any
-    ) -> _Captured:
-        weights = {t.untyped_storage().data_ptr() for t in self._held if t.layout is torch.strided}
-        places: list[int] = []
-        unique: list[torch.Tensor] = []
-        for leaf, result in zip(self._tensor_outputs(), results, strict=True):
-            if result.device != self.device:
-                raise Refused(
-                    f"{leaf.path} is on the {result.device}; a CUDA graph gives tensors on {self.device} only"
-                )
-            if result.untyped_storage().data_ptr() in weights:
-                raise Refused(f"{leaf.path} is a weight of the module itself; a graph would return a copy")
-            same_input = next((k for k, static in enumerate(inputs) if result is static), None)
-            if same_input is not None:
-                places.append(-1 - same_input)
-                continue
-            known = next((k for k, other in enumerate(unique) if other is result), None)
-            if known is None:
-                known = len(unique)
-                unique.append(result)
-            places.append(known)
-        return _Captured(graph, inputs, unique, tuple(places), token)
 
     def _tensor_outputs(self) -> list[TensorLeaf]:
         return [leaf for leaf in self.signature.output_leaves if isinstance(leaf, TensorLeaf)]

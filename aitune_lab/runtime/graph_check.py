@@ -49,6 +49,38 @@ def weights_of(module: torch.nn.Module) -> list[torch.Tensor]:
     return [holder[name] for holder, name in slots_of(module)]
 
 
+def output_places(
+    leaves: Sequence[TensorLeaf],
+    results: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+) -> tuple[list[torch.Tensor], tuple[int, ...]]:
+    """What a graph returned, each tensor once, and for each output leaf the number of its tensor.
+
+    An output that is input `k` itself has the number `-1 - k`. Raises Refused for what is no tensor of the graph's own: one
+    on another device, or a weight.
+    """
+    device = inputs[0].device
+    storages = {t.untyped_storage().data_ptr() for t in weights if t.layout is torch.strided}
+    unique: list[torch.Tensor] = []
+    places: list[int] = []
+    for leaf, result in zip(leaves, results, strict=True):
+        if result.device != device:
+            raise Refused(f"{leaf.path} is on the {result.device}; a CUDA graph gives tensors on {device} only")
+        if result.untyped_storage().data_ptr() in storages:
+            raise Refused(f"{leaf.path} is a weight of the module itself; a graph would return a copy")
+        same_input = next((k for k, static in enumerate(inputs) if result is static), None)
+        if same_input is not None:
+            places.append(-1 - same_input)
+            continue
+        known = next((k for k, other in enumerate(unique) if other is result), None)
+        if known is None:
+            known = len(unique)
+            unique.append(result)
+        places.append(known)
+    return unique, tuple(places)
+
+
 def nearly_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal, or as near as kernels that add in no fixed order come: relative L2 error of a few roundings."""
     if a.shape != b.shape or a.dtype != b.dtype:

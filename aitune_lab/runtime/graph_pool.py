@@ -6,8 +6,8 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -37,22 +37,22 @@ class GraphPool:
         self._handle: Any = None
         self._graphs: dict[Any, int] = {}
         self._event: torch.cuda.Event | None = None
-        self._stream: torch.cuda.Stream | None = None
+        self._stream = 0
+        self._index = device.index or 0
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Work queued inside on the current stream comes after all that was queued in earlier turns on other streams."""
-        with self.lock:
-            stream = torch.cuda.current_stream(self.device)
-            if self._event is None:
-                self._event = torch.cuda.Event()
-            elif self._stream != stream:
-                stream.wait_event(self._event)
-            try:
-                yield
-            finally:
-                self._event.record(stream)
-                self._stream = stream
+    def begin(self) -> None:
+        """Start a turn, under the lock: what is queued on the current stream comes after all earlier turns."""
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        if self._event is None:
+            self._event = torch.cuda.Event()
+        elif stream != self._stream:
+            torch.cuda.current_stream(self.device).wait_event(self._event)
+        self._stream = stream
+
+    def end(self) -> None:
+        """End the turn that `begin` started on the same stream."""
+        assert self._event is not None
+        self._event.record()
 
     def wait(self) -> None:
         """Wait until all that was queued in turns is done; a lost device counts as done."""
