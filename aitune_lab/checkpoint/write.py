@@ -56,7 +56,8 @@ def save(
     installed = installed_in(target)
     if not installed:
         raise CheckpointError(
-            "nothing is tuned in this target, so there is nothing to save: call aitune_lab.tune first"
+            "nothing but eager runs in this target, so there is nothing to save: aitune_lab.tune was not called, or it "
+            "kept eager everywhere (its result says why)"
         )
     destination = Path(path).absolute()
     with replacing(destination, overwrite=overwrite) as stream:

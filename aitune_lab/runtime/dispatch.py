@@ -292,6 +292,8 @@ class MethodDispatch:
 
     def _note(self, reason: str) -> None:
         """Count a call that ran the original; warn at the first of each reason."""
+        if self.on_miss == "error":
+            raise SignatureMiss(f"{self.name}: {reason}")
         with self._lock:
             if len(self.to_original) < MAX_REASONS or reason in self.to_original:
                 self.to_original[reason] = self.to_original.get(reason, 0) + 1

@@ -224,7 +224,7 @@ class Stats:
                 f"{m.path or '(model)'}.{m.method}: {n} by the original: {reason}"
                 for reason, n in m.to_original.items()
             )
-        return "\n".join(lines) or "nothing is tuned here"
+        return "\n".join(lines) or "nothing but eager runs here: not tuned, or eager was kept everywhere"
 
 
 def stats(target: Any) -> Stats:

@@ -13,7 +13,7 @@ import torch
 
 from ..capture.inspector import InspectedModule, inspect
 from ..capture.signature import DynamicShapes
-from ..capture.tree import find_modules, modules_of
+from ..capture.tree import find_modules, modules_of, tuned_methods
 from ..errors import TargetError
 from ..runtime.installed import installed_in, uninstall_all
 from ..schema import Event, Plan, Rule, StrategyConfig
@@ -69,9 +69,12 @@ def wrap(
     notes: list[tuple[torch.nn.Module, str | None]] = []
     for item in chosen:
         method = item.method if isinstance(item, InspectedModule) else None
-        module = (
-            item.module if isinstance(item, InspectedModule) else by_path.get(item) if isinstance(item, str) else item
-        )
+        module = item.module if isinstance(item, InspectedModule) else item
+        if isinstance(item, str):
+            module = by_path.get(item)
+            parent, _, name = item.rpartition(".")
+            if module is None and parent in by_path and name in tuned_methods(type(by_path[parent])):
+                module, method = by_path[parent], name
         if not isinstance(module, torch.nn.Module) or id(module) not in held:
             raise TargetError(f"modules must be among those of the target, {sorted(by_path)[:20]}, but got {item!r}")
         notes.append((module, method))
@@ -104,7 +107,7 @@ def tune(
     *,
     plan: Plan | str | Path | None = None,
     strategy: Strategy | StrategyConfig | str | None = None,
-    backends: Sequence[BackendLike] | None = None,
+    backends: Sequence[BackendLike] | str | None = None,
     batch_sizes: Sequence[int] | None = None,
     max_batches_per_batch_size: int = 2,
     inference_function: Callable[..., Any] | None = None,
@@ -134,7 +137,8 @@ def tune(
         inference_function: called with an item's arguments in place of the target.
         device: move target and data there first (`target.to(device)`).
         on_module_failure: a module that can't be tuned stays eager, or raises.
-        on_miss: a call outside the tuned signatures runs the original, or raises SignatureMiss.
+        on_miss: a call that no executable may answer (outside the tuned signatures, with gradients wanted, in training
+            mode, after weights changed) runs the original, or raises SignatureMiss.
         weights: `"frozen"` is the promise that weights won't change, and saves watching them.
         metric: `metric(outputs)` or `metric(eager_outputs, tuned_outputs)`, which gives a number; shown beside the
             comparison of the whole target. Outputs are a list with what the target returned for each item.
@@ -156,7 +160,7 @@ def tune(
         inference_function=inference_function,
         batch_sizes=tuple(batch_sizes) if batch_sizes is not None else None,
         max_batches_per_batch_size=max_batches_per_batch_size,
-        backends=tuple(backends) if backends is not None else None,
+        backends=(backends,) if isinstance(backends, str) else tuple(backends) if backends is not None else None,
         on_module_failure=on_module_failure,
         on_miss=on_miss,
         weights=weights,

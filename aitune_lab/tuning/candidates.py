@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,8 +14,12 @@ from ..errors import PlanError
 from ..runtime.variant import AUTOCAST, PRECISIONS
 from ..schema import Candidate, Option, Plan, Signature, Tolerance
 
-TYPICAL_SECONDS = {"eager": 1.0, "onnxruntime": 8.0, "inductor": 30.0}
-"""What a trial of a backend takes on a laptop, for the estimate before a run; measured ones replace it as it goes."""
+TYPICAL_SECONDS = {"eager": (0.0, 0.0), "onnxruntime": (4.0, 0.05), "inductor": (12.0, 0.2)}
+"""What a build takes on a laptop: seconds, and seconds for each submodule; for the order and the estimate."""
+UNKNOWN_SECONDS = (15.0, 0.1)
+POINT_SECONDS = 2.0
+"""What comparing and measuring take at a point at least."""
+ACTIONS = ("pin", "strategy", "exclude", "leave")
 
 EAGER = Candidate("eager")
 CHANNELS_LAST = "channels_last"
@@ -42,9 +46,27 @@ def as_candidate(value: str | Candidate | Backend | type[Backend]) -> Candidate:
     if isinstance(value, type) and issubclass(value, Backend):
         return Candidate(value.name)
     if isinstance(value, str):
-        registry.get(value)
-        return Candidate(value)
-    raise PlanError(f"a backend must be a name, a Backend or a Candidate, but got {value!r}")
+        return candidate_of_label(value)
+    raise PlanError(f"a backend must be a name, a label, a Backend or a Candidate, but got {value!r}")
+
+
+def with_candidates(plan: Plan) -> Plan:
+    """The plan with the candidates of its pins as such: in Python a pin may name a label, a backend class or instance.
+
+    Raises PlanError for a pin without candidate, an unknown backend, or an unknown action.
+    """
+    rules = []
+    for rule in plan.rules:
+        if rule.action not in ACTIONS:
+            raise PlanError(
+                f"the action of the rule for {rule.pattern!r} must be one of {list(ACTIONS)}, but got {rule.action!r}"
+            )
+        if rule.action == "pin":
+            if rule.candidate is None:
+                raise PlanError(f"the pin on {rule.pattern!r} must name a candidate, such as 'onnxruntime'")
+            rule = replace(rule, candidate=as_candidate(rule.candidate))
+        rules.append(rule)
+    return replace(plan, rules=tuple(rules))
 
 
 def candidate_of_label(label: str) -> Candidate:
@@ -120,7 +142,7 @@ def shortlist(
     named_so = [as_candidate(item) for item in named if not isinstance(item, str)]
     result.variant_of = {c: first for c, first in result.variant_of.items() if c not in named_so}
     # The promising ones first: every backend's first proposal before variants, quick ones before slow ones.
-    result.candidates.sort(key=lambda c: (c in result.variant_of, TYPICAL_SECONDS.get(c.backend, 20.0)))
+    result.candidates.sort(key=lambda c: (c in result.variant_of, TYPICAL_SECONDS.get(c.backend, UNKNOWN_SECONDS)))
     return result
 
 
@@ -173,6 +195,20 @@ def complexity_of(candidate: Candidate) -> int:
     return registry.get(candidate.backend).complexity + sum(changed)
 
 
-def estimated_seconds(candidates: Sequence[Candidate], seen: Mapping[str, float]) -> float:
-    """Seconds that trying these takes, from what their backends took so far, else from what is typical."""
-    return sum(seen.get(c.backend, TYPICAL_SECONDS.get(c.backend, 20.0)) for c in candidates)
+def estimated_seconds(listed: Shortlist, module: torch.nn.Module, points: int, eager_ms: float) -> float:
+    """Seconds that trying a shortlist takes on a laptop: a build by the module's size, then measuring at each point.
+
+    Args:
+        listed: what will be tried.
+        module: what is built.
+        points: at how many shapes it is compared and measured.
+        eager_ms: mean latency of the original, in milliseconds.
+    """
+    modules = sum(1 for _ in module.modules())
+    total = 0.0
+    for candidate in listed.candidates:
+        base, each = TYPICAL_SECONDS.get(candidate.backend, UNKNOWN_SECONDS)
+        build = base / 3 if candidate in listed.variant_of else base + each * modules
+        # Two dozen blocks of each contender, of at least a call and 20 ms.
+        total += build + points * max(POINT_SECONDS, 0.1 * eager_ms)
+    return total

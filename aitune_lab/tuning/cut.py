@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from ..capture.inspector import InspectedModule, Inspection
-from ..capture.tree import modules_of
+from ..capture.tree import module_path, modules_of
 from ..errors import PlanError, TargetError
 from ..schema import Plan, Rule
 from .planfile import is_beneath, outermost_pins
@@ -28,6 +28,8 @@ class Cut:
     modules: Sequence[InspectedModule] | None
     on_module_failure: Literal["eager", "raise"]
     failures: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What the user should know about how pins changed the cut."""
 
     def outermost(self) -> list[InspectedModule]:
         """What to tune: the user's modules or the outermost ones, less what the plan leaves, with pins instead of parents."""
@@ -54,12 +56,14 @@ class Cut:
 
     def _around(self, item: InspectedModule, pinned: Sequence[str]) -> list[InspectedModule]:
         """The module, or, if the user pinned something beneath it, its children with the pinned ones among them."""
-        inner = [p for p in pinned if is_beneath(p, item.path)]
+        base = module_path(item.path, item.method)
+        inner = [p for p in pinned if is_beneath(p, base) and p != item.path]
         if not inner or self.rule(item.path) is not None:
             return [item]
         result = []
-        for child in self.children(item.path):
+        for child in self.children(base):
             result.extend(self._around(child, pinned))
+        self.notes.append(f"{item.path or '(model)'} is tuned in parts, because {', '.join(inner)} in it is pinned")
         return result or [item]
 
     def rule(self, path: str) -> Rule | None:
@@ -80,12 +84,9 @@ class Cut:
         """The outermost tunable modules beneath a path that ran."""
         found: list[str] = []
         for row in sorted(self.inspection.rows, key=lambda r: r.depth):
-            if (
-                is_beneath(row.path, path)
-                and row.calls
-                and row.tunable
-                and not any(is_beneath(row.path, p) for p in found)
-            ):
+            module = module_path(row.path, row.method)
+            covered = any(is_beneath(row.path, p) for p in found)
+            if is_beneath(module, path) and row.calls and row.tunable and not covered:
                 found.append(row.path)
         return [self.handle(p) for p in found]
 

@@ -29,7 +29,7 @@ from ..measure.blocks import Contender, MeasureLimits
 from ..measure.numerics import Call, compare
 from ..runtime.installed import Bypass
 from ..schema import Comparison, Measurement, Tolerance
-from .strategies.words import error, milliseconds, number, times
+from .strategies.words import counted, error, milliseconds, number, times
 
 Metric = Callable[..., Any]
 
@@ -95,12 +95,15 @@ class EndToEnd:
             parts.append(f"outputs out of tolerance: {self.comparison.problem}")
         else:
             off = error(self.comparison.relative_l2)
-            parts.append(f"outputs {self.comparison.error_class} (relative L2 {off} over {self.items} calls)")
+            parts.append(f"outputs {self.comparison.error_class} (relative L2 {off} over {counted(self.items, 'call')})")
         if self.metric_eager is not None and self.metric_tuned is not None:
             parts.append(f"metric {number(self.metric_tuned)} against {number(self.metric_eager)}")
         if self.metric is not None:
             parts.append(f"metric {number(self.metric)}")
         return f"end to end {', '.join(parts)}"
+
+    def __str__(self) -> str:
+        return "\n".join([self.sentence, *(f"note: {note}" for note in self.notes)])
 
 
 def check(

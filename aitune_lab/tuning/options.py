@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..backends.base import Backend
 from ..capture.signature import DynamicShapes
+from ..errors import PlanError
 from ..measure.benchmark import Timing, measure
 from ..measure.blocks import MeasureLimits
 from ..schema import Candidate
@@ -36,3 +37,16 @@ class TuneOptions:
     """The user's metric on the outputs, for that check."""
     meter: Callable[..., Timing] = measure
     """What times contenders; scripted in tests."""
+
+    def __post_init__(self) -> None:
+        known = {
+            "on_module_failure": ("eager", "raise"),
+            "on_miss": ("original", "error"),
+            "weights": ("watched", "frozen"),
+        }
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                raise PlanError(f"{name} must be one of {list(values)}, but got {getattr(self, name)!r}")
+        backends: Any = self.backends or ()
+        if isinstance(backends, str) or not all(isinstance(b, (str, Candidate, Backend, type)) for b in backends):
+            raise PlanError(f"backends must be a list of names, Backends or candidates, but got {backends!r}")

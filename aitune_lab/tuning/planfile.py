@@ -14,6 +14,7 @@ import tomli_w
 from ..errors import PlanError
 from ..schema import Candidate, Limits, Option, Plan, Rule, StrategyConfig, Tolerance
 from ..schema.plan import Action
+from .candidates import candidate_of_label
 from .strategies import strategy_of
 
 if sys.version_info >= (3, 11):
@@ -24,6 +25,8 @@ else:
 _ACTIONS: tuple[Action, ...] = get_args(Action)
 _TOLERANCE = ("accuracy", "max_relative_error", "min_snr_db", "min_agreement")
 _LIMITS = ("max_seconds", "max_trials", "max_samples_per_point", "max_sample_bytes", "memory_bytes", "search")
+_RULES = ("rules", "pin", "pins", "exclude", "excludes", "exclusions", "leave")
+"""What people write at the top level though it stands in a `[[rule]]`."""
 _PIN = ("backend", "options", "precision", "memory_format", "cuda_graph", "unset")
 _ONE_OF = {"accuracy": ("budget", "exact"), "search": ("quick", "normal", "exhaustive")}
 _WHOLE = {"max_trials", "max_samples_per_point", "max_sample_bytes", "memory_bytes"}
@@ -38,8 +41,10 @@ def read_plan(path: str | Path) -> Plan:
     """Read a plan from a TOML file. Raises PlanError that names the file, the place and what may stand there."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"the plan {str(path)!r} can't be read: {error}") from None
+    except OSError as error:
+        raise PlanError(f"the plan {str(path)!r} can't be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise PlanError(f"the plan {str(path)!r} can't be read: it must be UTF-8 text ({error.reason})") from None
     try:
         return plan_from_toml(text)
     except PlanError as error:
@@ -66,6 +71,11 @@ def plan_from_toml(text: str) -> Plan:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise PlanError(f"the plan is no valid TOML: {error}") from None
+    if wrong := next((name for name in data if name in _RULES), None):
+        raise PlanError(
+            f"the plan has no {wrong!r}: each pin, exclusion, … is a rule of its own, such as\n"
+            "[[rule]]\npattern = \"encoder\"\npin = \"onnxruntime\""
+        )
     _only(data, (*_TOLERANCE, "split_points", "strategy", "limits", "rule"), "the plan")
     limits = _table(data.get("limits", {}), "limits")
     _only(limits, _LIMITS, "limits")
@@ -208,7 +218,17 @@ def _rule_from_data(value: Any, place: str) -> Rule:
 
 
 def _candidate_from_data(value: Any, place: str) -> Candidate:
-    data = {"backend": value} if isinstance(value, str) else _table(value, place)
+    if isinstance(value, str):
+        try:
+            return candidate_of_label(value)
+        except PlanError as error:
+            raise PlanError(f"{place}: {error}") from None
+    if not isinstance(value, dict):
+        raise PlanError(
+            f"{place} must be a label such as 'inductor[freezing]', or a table such as "
+            f"{{backend = 'inductor', options = {{freezing = true}}}}, but got {value!r}"
+        )
+    data = _table(value, place)
     _only(data, _PIN, place)
     options = _table(data.get("options", {}), f"{place}.options")
     if "unset" in data:
@@ -311,5 +331,7 @@ def _check_backend(name: str, known_backends: Collection[str], place: str) -> No
 
 
 def _close(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    # A path that is none itself may hold some: the methods of `vae` go by `vae.decode` and `vae.encode`.
+    beneath = [other for other in known if name and is_beneath(other, name)]
+    close = beneath[:3] or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -13,7 +13,7 @@ from ..measure.verdict import faster
 from ..runtime.installed import InstalledExecutable
 from ..schema import Choice, Plan, Point, PointResult, Rule, Trial
 from .bench import Bench
-from .candidates import EAGER, Shortlist
+from .candidates import EAGER, Shortlist, estimated_seconds
 from .search import Rival, best_so_far, looks_first, rival_of, why_skipped
 from .strategies import ChoiceContext, Decision, Strategy, decide_pin
 from .strategies.score import Contender
@@ -135,7 +135,9 @@ class Race:
             for p in trial.points
             if p.latency is not None and p.eager is not None
         ]
-        spent = sum(cost for cost, _ in costs)
+        figures = [m for p in trial.points if p.weight for m in (p.latency, p.eager) if m is not None]
+        disturbed = any(m.disturbed for m in figures)
+        spent = 0.0 if disturbed else sum(cost for cost, _ in costs)
         self.choice = Choice(
             self.path,
             self.module.method,
@@ -182,6 +184,11 @@ class Race:
             return 0.0
         pairs = [(p.calls, p.eager, p.latency) for p in trial.points]
         return sum(n * (e.median_ms - c.median_ms) / 1000 for n, e, c in pairs if e is not None and c is not None)
+
+    def estimated_seconds(self) -> float:
+        """What trying its candidates will take, by what is typical."""
+        points = len(self.bench.recorded.samples)
+        return estimated_seconds(self.listed, self.module.module, points, self.module.row.mean_ms)
 
     def planned(self) -> dict[str, Any]:
         """What will be tried, as data, for those who want to know before the start."""

@@ -100,6 +100,8 @@ def why_skipped(
     trial = next((t for t in trials if t.candidate == first), None)
     if trial is None or trial.status != "ok" or trial.error_class == "refused":
         return None
+    if any(r.latency.disturbed for r in trial.points if r.latency is not None):
+        return None  # a disturbed measurement decides nothing, also not about variants
     timed = [r for r in trial.points if r.speedup]
     if not timed:
         return f"not tried: {first.label}, the first of its kind, was stopped after a rough look"

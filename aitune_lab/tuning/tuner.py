@@ -22,7 +22,7 @@ from ..runtime.installed import Installed, install_all, prepare
 from ..runtime.weights import content_digest
 from ..schema import Candidate, Choice, Event, EventKind, Plan, Rule, Trial, to_data
 from .bench import Cancelled
-from .candidates import EAGER, Shortlist, estimated_seconds
+from .candidates import EAGER, Shortlist, with_candidates
 from .cut import Cut
 from .endtoend import EndToEnd, check
 from .options import TuneOptions
@@ -59,7 +59,7 @@ class Tuner:
         options: TuneOptions | None = None,
     ) -> None:
         self.target, self.data = target, data
-        self.plan = plan or Plan()
+        self.plan = with_candidates(plan or Plan())
         self.options = options or TuneOptions()
         self.modules = modules
         self.inspection = inspection
@@ -139,6 +139,8 @@ class Tuner:
         chosen = cut.outermost()
         if not chosen:
             raise TargetError(cut.nothing_to_tune(self.target))
+        for note in cut.notes:
+            yield self._log(note)
         yield self._log(f"recording {len(chosen)} module{'s' if len(chosen) > 1 else ''}")
         units.extend(self._prepare_units.units(chosen))
         races = [race for unit in units for race in unit.races]
@@ -149,7 +151,7 @@ class Tuner:
                 "target": type(self.target).__name__,
                 "modules": [unit.path for unit in units],
                 "trials": len(planned),
-                "estimated_seconds": estimated_seconds(planned, {}),
+                "estimated_seconds": sum(race.estimated_seconds() for race in races),
                 "estimated_bytes": sum(r.module.row.parameter_bytes * len(r.listed.candidates) for r in races),
                 "understood": self.understood,
                 "planned": [race.planned() for race in races],

@@ -459,7 +459,7 @@ def test_stats_read_as_text(mlp: Mlp) -> None:
         "(model).forward(x: float32[3, 4]): 1 calls by scripted",
         "(model).forward: 1 by the original: scale is 3.0, tuned for its default 1.0",
     ]
-    assert str(stats(unwrap(mlp))) == "nothing is tuned here"
+    assert str(stats(unwrap(mlp))).startswith("nothing but eager runs here")
 
 
 def test_reasons_are_bounded_and_misses_exact(mlp: Mlp) -> None:

@@ -438,3 +438,66 @@ def test_a_tuner_can_be_driven_by_hand() -> None:
     kinds = [event.kind for event in tuner.steps()]
     order = ["inspected", "run_started", "trial_started", "trial_finished", "choice_made", "run_finished"]
     assert [k for k in kinds if k in order] == order
+
+
+@pytest.mark.parametrize("named", ["scripted[latency_ms=9.0]", ScriptedBackend(latency_ms=9.0), ScriptedBackend])
+def test_a_pin_may_name_a_label_a_class_or_an_instance(named: Any) -> None:
+    result = tune(mlp(), [torch.randn(4, 8)], plan=Plan((Rule("", "pin", named),)))
+    assert result.choices[0].pinned
+    assert result.choices[0].candidate.backend == "scripted"
+
+
+@pytest.mark.parametrize("option", ["on_miss", "weights", "on_module_failure"])
+def test_unknown_values_of_options_are_refused(option: str) -> None:
+    with pytest.raises(ait.PlanError, match=f"{option} must be one of"):
+        ait.tune(mlp(), [torch.ones(2, 8)], progress=False, **{option: "eagre"})
+
+
+def test_unknown_actions_of_rules_are_refused() -> None:
+    with pytest.raises(ait.PlanError, match="pinn"):
+        tune(mlp(), [torch.ones(2, 8)], plan=Plan((Rule("", "pinn", scripted()),)))  # type: ignore[arg-type]
+
+
+def test_on_miss_error_also_raises_where_gradients_are_wanted() -> None:
+    model = mlp()
+    tune(model, [torch.randn(4, 8)], scripted(latency_ms=0.1), on_miss="error")
+    with pytest.raises(ait.SignatureMiss, match="inference_mode"):
+        model(torch.randn(4, 8))
+
+
+class Coder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.d = nn.Linear(8, 4), nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.e(x)
+
+    def decode(self, z: torch.Tensor) -> torch.Tensor:
+        return self.d(z)
+
+
+class CoderPipe:
+    def __init__(self) -> None:
+        self.vae = Coder().eval()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.vae.decode(self.vae.encode(x))
+
+
+def test_methods_other_than_forward_are_tuned_wrapped_and_parted_by_pins() -> None:
+    pipe = CoderPipe()
+    assert {c.path for c in tune(pipe, [torch.randn(4, 8)], scripted(latency_ms=0.1)).choices} == {
+        "vae.encode",
+        "vae.decode",
+    }
+    with torch.inference_mode():
+        pipe(torch.randn(4, 8))
+    assert stats(pipe).dispatched == 2
+    unwrap(pipe)
+    wrap(pipe, ["vae.decode"])
+    assert {c.path for c in tune(pipe, [torch.randn(4, 8)]).choices} == {"vae.decode"}
+    unwrap(pipe)
+    result = tune(pipe, [torch.randn(4, 8)], plan=Plan((Rule("vae.d", "pin", scripted()),)))
+    assert {c.path for c in result.choices} == {"vae.d", "vae.e"}
+    assert any("tuned in parts" in str(e.data.get("message")) for e in result.events)

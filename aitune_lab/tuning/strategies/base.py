@@ -9,8 +9,8 @@ from typing import Any, ClassVar, cast
 
 from ...errors import PlanError
 from ...schema import Candidate, Option, Point, StrategyConfig, Tolerance, Trial
-from .score import Contender, is_tie, points_of, preference, why_wrong
-from .words import accuracy, times
+from .score import Contender, is_tie, points_of, preference, what_became, why_wrong
+from .words import accuracy, tally, times
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Strategy(ABC):
                 losers[contender.label] = special.get(contender.label) or self.why_lost(contender, winner, context)
         looks = tuple(contender.trial for contender in pending)
         if winner is None:
-            reason = self.why_eager(contenders, order, pending, losers, context)
+            reason = self.why_eager([t for t in trials if t.candidate != eager.candidate], contenders, order, pending, losers, context)
             return Decision(eager, reason, losers, looks)
         losers[eager.candidate.label] = self.why_eager_lost(winner, eager)
         return Decision(winner.trial, self.why_won(winner), losers, looks)
@@ -171,7 +171,7 @@ class Strategy(ABC):
         if contender.cost >= 1:
             return f"not faster than eager: {measured}"
         if self.needs_second_look and context.confirmed.get(label) is False:
-            return f"not beyond noise: {measured}, not again in the second look{_p(label, context)}"
+            return f"could not be told from eager beyond noise: {_first_look(contender, context)}"
         assert winner is not None  # else it is pending, failed its second look or has a special reason
         if is_tie(contender, winner):
             return f"as fast as {winner.label} within noise, which is simpler or more exact: {measured}"
@@ -179,6 +179,7 @@ class Strategy(ABC):
 
     def why_eager(
         self,
+        trials: Sequence[Trial],
         contenders: Sequence[Contender],
         order: Sequence[Contender],
         pending: Sequence[Contender],
@@ -189,16 +190,18 @@ class Strategy(ABC):
         if pending:
             return f"eager stays for now: {speed(pending[0])}, but that was not measured a second time"
         if not contenders:
-            if not losers:
-                return "eager stays: no candidate was tried"
-            return f"eager stays: none of {len(losers)} candidates was both right and measured"
+            return f"eager stays: {_what_became(trials, losers, context)}"
         best = order[0] if order else min(contenders, key=lambda c: (c.cost, c.label))
         if best.cost < 1 and not order:
             return f"eager stays: the best right candidate, {best.label}, was not chosen: {losers[best.label]}"
-        noise = "not beyond noise" + _p(best.label, context) + ", " if best.cost < 1 else ""
+        if best.cost < 1:
+            return (
+                f"eager stays: the best right candidate, {best.label}, could not be told from eager beyond noise: "
+                f"{_first_look(best, context)}"
+            )
         return (
             f"eager stays: the best right candidate, {best.label}, was only {times(best.speedup)} times as fast "
-            f"({noise}{best.figures})"
+            f"({best.figures})"
         )
 
 
@@ -207,5 +210,26 @@ def speed(contender: Contender) -> str:
     return f"{contender.label} is {times(contender.speedup)} times as fast as eager ({contender.figures})"
 
 
-def _p(label: str, context: ChoiceContext) -> str:
-    return f", p={context.p_values[label]:.2g}" if label in context.p_values else ""
+def _first_look(contender: Contender, context: ChoiceContext) -> str:
+    p = f" (p={context.p_values[contender.label]:.2g})" if contender.label in context.p_values else ""
+    return f"{times(contender.speedup)} times as fast at first ({contender.figures}), not again in the second look{p}"
+
+
+def _what_became(trials: Sequence[Trial], losers: Mapping[str, str], context: ChoiceContext) -> str:
+    """Why no candidate could be compared: what became of them, counted by kind, and what to do about it."""
+    if not losers:
+        return "no candidate was tried"
+    kinds = [what_became(trial, context.tolerance) for trial in trials]
+    for why in context.not_tried.values():
+        head, _, rest = why.partition(":")
+        kinds.append(
+            "was excluded"
+            if head.startswith("excluded")
+            else "was unavailable"
+            if head == "unavailable"
+            else f"was not tried ({rest.strip() or why})"
+        )
+    cure = "; measure again on a quieter machine" if any("disturbed" in kind for kind in kinds) else ""
+    if len(kinds) == 1:
+        return f"the only candidate, {next(iter(losers))}, {kinds[0]}{cure}"
+    return f"of {len(kinds)} candidates {tally(kinds)}{cure}"

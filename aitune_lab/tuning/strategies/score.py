@@ -63,6 +63,24 @@ def why_wrong(trial: Trial, points: Iterable[Point], tolerance: Tolerance) -> st
     return None
 
 
+def what_became(trial: Trial, tolerance: Tolerance) -> str:
+    """What became of a trial that decides nothing, in a few words that can be counted: `was out of tolerance`."""
+    if trial.status != "ok":
+        return {
+            "refused": "was refused by its backend",
+            "unavailable": "was unavailable",
+            "cancelled": "was not finished",
+        }.get(trial.status, trial.status)
+    if trial.error_class is not None and not admitted(trial.error_class, tolerance):
+        return "was out of tolerance"
+    timed = [m for result in trial.points for m in (result.latency, result.eager) if m is not None]
+    if any(measurement.disturbed for measurement in timed):
+        return "was right but disturbed by other load"
+    if trial.reason and not timed:
+        return "was right but clearly slower in a rough look"
+    return "was not measured at every point"
+
+
 def points_of(trial: Trial, eager: Trial) -> tuple[Point, ...]:
     """The points at which a candidate must be right and timed: eager's, or its own if eager names none."""
     return tuple(result.point for result in (eager.points or trial.points))
@@ -122,7 +140,9 @@ def weighted_latency(trial: Trial, eager: Trial) -> Contender | str:
         return "no point has a weight, so its latency decides nothing"
     figures = f"{heaviest[1]} at {heaviest[2]}"
     if len(ratios) > 1:
-        figures = f"over {len(ratios)} points, {times(min(ratios))} to {times(max(ratios))} times; {figures}"
+        # The pair's own ratio lies in this range, and differs from the weighted one.
+        spread = f"{times(min(ratios))} to {times(max(ratios))} times at each"
+        figures = f"weighted over {len(ratios)} points, {spread}; {figures}"
     return Contender(trial, mine / theirs, low / theirs, high / theirs, figures)
 
 

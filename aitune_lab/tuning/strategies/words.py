@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 
 from ...schema import LeafDifference, Point, Tolerance, Trial
 
@@ -39,11 +41,27 @@ def size(bytes_: float) -> str:
     return f"{bytes_:.1f} TiB"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 call`, `2 calls`, `no candidates`."""
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+
+
 def accuracy(trial: Trial) -> str:
     """`exact`, or the class with its figure: `within budget (relative L2 3.2e-05)`."""
     if trial.error_class == "within budget":
         return f"within budget (relative L2 {error(trial.relative_l2 or 0.0)})"
     return trial.error_class or "not compared"
+
+
+def tally(kinds: Sequence[str]) -> str:
+    """How often each kind occurs, in order of frequency: `2 failed, 1 was out of tolerance`.
+
+    A kind reads `was out of tolerance` or `failed`; `was` becomes `were` where there are several.
+    """
+    counts = Counter(kinds).most_common()
+    return ", ".join(
+        f"{count} {f'were{kind[3:]}' if count > 1 and kind.startswith('was ') else kind}" for kind, count in counts
+    )
 
 
 def why_not_ok(trial: Trial) -> str:

@@ -77,10 +77,10 @@ def test_eager_stays_if_the_second_look_fails(make: Make) -> None:
     decision = MinLatencyStrategy().choose([trial], eager, context)
     assert decision.winner is eager
     assert decision.reason == (
-        "eager stays: the best right candidate, inductor, was only 1.01 times as fast "
-        "(not beyond noise, p=0.2, 1.00 ms against 1.01 ms at b=8)"
+        "eager stays: the best right candidate, inductor, could not be told from eager beyond noise: "
+        "1.01 times as fast at first (1.00 ms against 1.01 ms at b=8), not again in the second look (p=0.2)"
     )
-    assert decision.losers["inductor"].startswith("not beyond noise: 1.01 times as fast as eager")
+    assert decision.losers["inductor"].startswith("could not be told from eager beyond noise: 1.01 times")
 
 
 def test_the_next_best_wins_if_the_best_fails_its_second_look(make: Make) -> None:
@@ -109,7 +109,7 @@ def test_cost_is_the_weighted_sum_over_points(make: Make) -> None:
     decision = settle(MinLatencyStrategy(), [small, large], eager)
     assert decision.winner is large
     assert decision.reason.startswith(
-        "large is 1.6 times as fast as eager (over 2 points, 0.909 to 5 times; 2.00 ms against 10.0 ms at b=8)"
+        "large is 1.6 times as fast as eager (weighted over 2 points, 0.909 to 5 times at each; 2.00 ms against 10.0 ms at b=8)"
     )
     assert decision.losers["small"].startswith("slower than large: 1.23 times as fast as eager")
 
