@@ -30,8 +30,9 @@ if TYPE_CHECKING:
         StoreError,
         TargetError,
     )
+    from .runtime.cuda_graph import warmup
     from .runtime.installed import refresh, stats
-    from .schema import Limits, Plan, Rule, Tolerance
+    from .schema import Candidate, Limits, Plan, Rule, Tolerance
     from .tuning.api import Module, tune, unwrap, wrap
     from .tuning.bisect import bisect
     from .tuning.strategies import (
@@ -52,6 +53,7 @@ __all__ = [
     "BackendUnavailable",
     "BatchDim",
     "BuildError",
+    "Candidate",
     "CheckpointError",
     "DataError",
     "DeviceLost",
@@ -91,6 +93,7 @@ __all__ = [
     "stats",
     "tune",
     "unwrap",
+    "warmup",
     "wrap",
 ]
 
@@ -105,8 +108,9 @@ _NAMES_OF = {
         "AituneError AituneWarning BackendUnavailable BuildError CheckpointError DataError DeviceLost MissingDependency PlanError "
         "Refused SignatureMiss StoreError TargetError"
     ),
+    "runtime.cuda_graph": "warmup",
     "runtime.installed": "refresh stats",
-    "schema": "Limits Plan Rule Tolerance",
+    "schema": "Candidate Limits Plan Rule Tolerance",
     "tuning.api": "Module tune unwrap wrap",
     "tuning.bisect": "bisect",
     "tuning.strategies": (
