@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
-from .errors import AituneError, DataError, PlanError, StoreError, TargetError
+from .errors import AituneError, DataError, PlanError, StoreError, TargetError, with_article
 
 if TYPE_CHECKING:
     from .schema import Plan
@@ -76,6 +76,9 @@ def make_parser() -> argparse.ArgumentParser:
     look = command("inspect", _inspect, "list the modules of a target with calls, time, shapes")
     look.add_argument("target", help=_TARGET_HELP)
     _add_batch_sizes(look)
+    look.add_argument(
+        "--depth", metavar="N", type=int, default=3, help="show so many levels of modules (default: %(default)s)"
+    )
 
     tune = command("tune", _tune, "find the fastest right backend for a target and save it")
     tune.add_argument("target", help=_TARGET_HELP)
@@ -170,7 +173,9 @@ def load_target(name: str) -> tuple[Any, Any]:
     except Exception as error:
         raise TargetError(f"{name} failed: {type(error).__name__}: {error}. --debug shows where") from error
     if not isinstance(made, tuple) or len(made) != 2:
-        raise TargetError(f"{name} must return the pair (target, data), but returned a {type(made).__name__}")
+        raise TargetError(
+            f"{name} must return the pair (target, data), but returned {with_article(type(made).__name__)}"
+        )
     return made
 
 
@@ -208,6 +213,7 @@ def _search_first(folder: Path) -> None:
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """The plan file, if there is one, with the options of the command line laid over it; its rules come after theirs."""
+    from .backends import registry
     from .schema import Plan, Rule
     from .tuning.candidates import candidate_of_label
     from .tuning.planfile import read_plan
@@ -224,6 +230,9 @@ def plan_of(options: argparse.Namespace) -> Plan:
         head, equals, tail = text.partition("=")
         # `inductor[mode=x]` has an equals sign of its own.
         path, label = (head, tail) if equals and "[" not in head else ("re:.*", text)
+        name = label.partition("[")[0]
+        if not label.startswith("re:") and name not in registry.names():
+            raise PlanError(f"--exclude {text}: backend must be one of {sorted(registry.names())}, but got {name!r}")
         rules.append(Rule(path, "exclude", excluded=label))
     plan = replace(plan, rules=(*rules, *plan.rules))
     if options.strategy:
@@ -273,8 +282,14 @@ def _inspect(options: argparse.Namespace) -> int:
         inspection = inspect(target, data, batch_sizes=options.batch_sizes)
     proposed = [item.path for item in inspection.get_modules()]
     if not options.json:
-        print(inspection)
-        print(f"\nto tune: {', '.join(path or '(target)' for path in proposed) or 'nothing'}")
+        from rich.console import Console
+
+        from .report.results import Block
+        from .report.terminal import inspection_blocks, print_blocks
+
+        names = ", ".join(path or "(model)" for path in proposed) or "nothing"
+        blocks = inspection_blocks(inspection, max_depth=options.depth)
+        print_blocks(Console(), [*blocks, Block("", lines=[f"to tune: {names}"])])
         return 0
     from .schema import to_data
 
@@ -309,8 +324,9 @@ def _tune(options: argparse.Namespace) -> int:
 def _tuned(options: argparse.Namespace) -> tuple[TuneResult, str | None]:
     """Tune, show, save; gives the result and the digest of the file, None if none was written."""
     plan = plan_of(options)
-    if not options.dry_run:
-        check_writable(options.output, "the output")
+    check_writable(options.output, "the output")
+    if Path(options.output).suffix != ".ait":
+        print(f"note: {options.output} will be a .ait file, though its name doesn't end so", file=sys.stderr)
     if options.report:
         check_writable(options.report, "the report")
     if options.report and Path(options.report).absolute() == Path(options.output).absolute():

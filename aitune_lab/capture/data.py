@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from ..errors import DataError
+from ..errors import DataError, with_article
 from .recorder import clone_leaf
 from .structure import flatten
 
@@ -125,7 +125,7 @@ def _said(data: Any) -> str:
     if isinstance(data, torch.Tensor):
         return f"a tensor of shape {tuple(data.shape)}"
     size = f" of {len(data)}" if hasattr(data, "__len__") else ""
-    return f"a {type(data).__name__}{size}"
+    return f"{with_article(type(data).__name__)}{size}"
 
 
 def _items(data: Any) -> Iterator[Any]:

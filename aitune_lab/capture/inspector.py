@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import DataError, TargetError
+from ..errors import DataError, TargetError, with_article
 from ..schema import leaf_label
 from .calls import CallForm
 from .data import Understood, understand
@@ -153,7 +153,7 @@ def run_item(target: Any, function: Callable[..., Any] | None, args: tuple[Any, 
     call = function if function is not None else target
     if not callable(call):
         raise TargetError(
-            f"a {type(target).__name__} cannot be called; pass inference_function=, the function that runs an item of the data"
+            f"{with_article(type(target).__name__)} cannot be called; pass inference_function=, the function that runs an item of the data"
         )
     try:
         return call(*args, **kwargs)

@@ -81,9 +81,7 @@ def manifest_lines(manifest: Manifest) -> list[str]:
 
 
 def _module_lines(identity: ModuleIdentity, choices: list[SavedChoice]) -> list[str]:
-    lines = [
-        f"  {module_name(identity.path, 'forward')}: {identity.type}, {len(identity.parameters)} parameters and buffers"
-    ]
+    lines = [f"  {module_name(identity.path)}: {identity.type}, {len(identity.parameters)} parameters and buffers"]
     for saved in choices:
         choice = saved.choice
         lines.append(f"    {choice.method}{saved.signature.label}")

@@ -274,7 +274,7 @@ class _Loading:
 
     def _where(self, saved: SavedChoice) -> str:
         choice = saved.choice
-        return f"{choice.candidate.label} for {module_name(choice.path, choice.method)} of {self.archive.path}"
+        return f"{choice.candidate.label} for {module_name(choice.path)} of {self.archive.path}"
 
     def _devices(self, saved: SavedChoice) -> dict[str, str]:
         """Where to run what was tuned elsewhere: the device asked for, for all of its type."""
@@ -334,7 +334,7 @@ class _Loading:
     def _make(self, saved: SavedChoice, doubt: str, *, anew: bool, because: str) -> None:
         """Load or build one executable and test what has to be tested; it then stands in `entries`."""
         defer = anew and self.compile == "first_call" and not self.self_test and not saved.signature.facts.mutated
-        label, where = saved.choice.candidate.label, module_name(saved.choice.path, saved.choice.method)
+        label, where = saved.choice.candidate.label, module_name(saved.choice.path)
 
         def progress(phase: str, fraction: float | None) -> None:
             self.progress(f"{where}: {label}: {phase}", fraction)
@@ -387,6 +387,6 @@ class _Loading:
             try:
                 prepared.append(prepare(self.modules[path], method, path, entries, self.manifest.plan))
             except Exception as error:
-                name = module_name(path, method)
+                name = module_name(path)
                 raise CheckpointError(f"{name} of {self.archive.path} cannot be installed: {error}") from error
         return prepared

@@ -29,7 +29,7 @@ class LoadedChoice:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        where = module_name(self.path, self.method)
+        where = module_name(self.path)
         if self.status == "eager":
             return f"{where} {self.signature}: eager instead of {self.candidate}: {self.reason}"
         took = f" in {self.seconds:.1f} s" if self.seconds >= 0.05 else ""
@@ -85,7 +85,7 @@ class PointTest:
                 parts[-1] += f" ({self.speedup_at_tuning:.2f}× at tuning)"
         if self.disturbed:
             parts.append(f"disturbed: {self.disturbed}")
-        return f"{module_name(self.path, self.method)} {self.candidate} at {self.point}: {'; '.join(parts)}"
+        return f"{module_name(self.path)} {self.candidate} at {self.point}: {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class CheckedChoice:
 
     def __str__(self) -> str:
         reason = f": {self.reason}" if self.reason else ""
-        return f"{module_name(self.path, self.method)} {self.candidate}: {'holds' if self.holds else 'does not hold'}{reason}"
+        return f"{module_name(self.path)} {self.candidate}: {'holds' if self.holds else 'does not hold'}{reason}"
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class CheckReport:
         return "\n".join(printable(line) for line in lines)
 
 
-def module_name(path: str, method: str) -> str:
-    """`unet`, `vae.decode()`, `(model)` for the target itself."""
-    return (path or "(model)") + ("" if method == "forward" else f".{method}()")
+def module_name(path: str) -> str:
+    """`unet`, `vae.decode`, `(model)` for the target itself."""
+    return path or "(model)"
 
 
 def printable(text: str) -> str:

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, MissingDependency
+from ..errors import CheckpointError, MissingDependency, install_command
 
 
 def sign(private_key: str | os.PathLike[str], message: bytes) -> bytes:
@@ -60,5 +60,5 @@ def _cryptography() -> tuple[Any, Any]:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
-        raise MissingDependency("cryptography", "signing .ait files", "pip install 'aitune-lab[signing]'") from None
+        raise MissingDependency("cryptography", "signing .ait files", install_command("signing")) from None
     return serialization, ed25519

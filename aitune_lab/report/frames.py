@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MissingDependency
+from ..errors import MissingDependency, install_command
 from ..schema import Choice, Event, PointResult, Trial
 
 if TYPE_CHECKING:
@@ -117,6 +117,6 @@ def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.Data
     try:
         import pandas as pd
     except ImportError:
-        raise MissingDependency("pandas", "a data frame", "pip install 'aitune-lab[report]'") from None
+        raise MissingDependency("pandas", "a data frame", install_command("report")) from None
     frame: pd.DataFrame = pd.DataFrame([[row.get(name) for name in columns] for row in rows], columns=list(columns))
     return frame

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..schema import Choice, Trial, to_data
-from ..tuning.strategies.words import error, size, times
-from .text import CANDIDATE_COLUMNS, Column, candidate_rows, clean, escaped, html_table, render_table
+from ..tuning.strategies.words import counted, error, size, times
+from .text import (
+    CANDIDATE_COLUMNS,
+    NO_FIGURE,
+    Column,
+    candidate_rows,
+    clean,
+    escaped,
+    html_table,
+    is_disturbed,
+    render_table,
+)
 
 if TYPE_CHECKING:
     from ..tuning.result import TuneResult
@@ -20,7 +30,6 @@ CHOICE_COLUMNS = (
     Column("speedup", "times as fast", right=True),
     Column("error_class", "error"),
     Column("relative_l2", "rel. L2", right=True),
-    Column("why", "why"),
 )
 _FIGURES = tuple(column for column in CANDIDATE_COLUMNS if column.key not in ("status", "chosen"))
 
@@ -43,8 +52,11 @@ def result_blocks(result: TuneResult) -> list[Block]:
     elif result.events and result.events[-1].kind == "run_cancelled":
         blocks.append(Block("Cancelled: the target is as it was"))
     else:
-        blocks.append(Block("Chosen", CHOICE_COLUMNS, choice_rows(result.choices)))
+        rows = choice_rows(result.choices, result.trials)
+        blocks.append(Block("Chosen", CHOICE_COLUMNS, rows, [f"{row['path']}: {row['why']}" for row in rows]))
     blocks += [candidates_block(choice, result.trials_of(choice)) for choice in result.choices]
+    if legend := _legend(result.trials.values()):
+        blocks.append(Block("", lines=legend))
     if result.failures:
         lines = [f"{path or '(model)'}: {reason}" for path, reason in result.failures.items()]
         blocks.append(Block("Could not be tuned, so they stay as they are", lines=lines))
@@ -54,15 +66,24 @@ def result_blocks(result: TuneResult) -> list[Block]:
     return blocks
 
 
-def choice_rows(choices: Sequence[Choice]) -> list[dict[str, str]]:
-    """Choices as formatted cells of `CHOICE_COLUMNS`; signatures are named where a module has several."""
-    methods = [(choice.path, choice.method) for choice in choices]
+def choice_rows(choices: Sequence[Choice], trials: Mapping[str, Trial] | None = None) -> list[dict[str, str]]:
+    """Choices as formatted cells of `CHOICE_COLUMNS`, with the reason as `why`.
+
+    Signatures are named where a module has several. Where other load disturbed the chosen one's trial no speed-up is
+    given; `trials` by key tell that.
+    """
+    held = trials or {}
+    noisy = {choice.trial for choice in choices if choice.trial in held and is_disturbed(held[choice.trial])}
     return [
         {
-            "path": _name(choice.path, choice.method),
+            "path": choice.path or "(model)",
             "signature": choice.signature if methods.count((choice.path, choice.method)) > 1 else "",
             "candidate": choice.candidate.label + "".join(f", {mark}" for mark in _marks(choice)),
-            "speedup": "" if choice.speedup is None else f"×{times(choice.speedup)}",
+            "speedup": f"{NO_FIGURE} (disturbed)"
+            if choice.trial in noisy
+            else NO_FIGURE
+            if choice.speedup is None
+            else f"×{times(choice.speedup)}",
             "error_class": "" if choice.candidate.label == "eager" else _error_class(choice),
             "relative_l2": ""
             if choice.relative_l2 is None or choice.candidate.label == "eager"
@@ -91,7 +112,7 @@ def candidates_block(choice: Choice, trials: Sequence[Trial]) -> Block:
             lines.append(f"{label}: {'; '.join(trial.notes)}")
     lines += [f"{label}: {why}" for label, why in choice.losers.items() if label not in labels]
     where = f", signature {choice.signature}"
-    return Block(f"Candidates for {_name(choice.path, choice.method)}{where}", _FIGURES, _starred(rows), lines)
+    return Block(f"Candidates for {choice.path or '(model)'}{where}", _FIGURES, _starred(rows), lines)
 
 
 def blocks_text(blocks: Sequence[Block]) -> str:
@@ -165,7 +186,7 @@ def _planned(result: TuneResult) -> list[str]:
         lines += [f"  {label}: {why}" for label, why in unit["not_tried"].items()]
     seconds, bytes_ = started.get("estimated_seconds") or 0, started.get("estimated_bytes") or 0
     lines.append(
-        f"{started.get('trials', 0)} trials, about {seconds:.0f} s and {size(bytes_)} of disk (estimate). "
+        f"{counted(started.get('trials', 0), 'trial')}, about {seconds:.0f} s and {size(bytes_)} of disk (estimate). "
         "Nothing was built or changed."
     )
     return lines
@@ -186,11 +207,29 @@ def _took(result: TuneResult) -> str:
     if result.dry_run or not result.seconds:
         return ""
     tried = sum(trial.candidate.label != "eager" for trial in result.trials.values())
-    return f"{tried} trial{'s' if tried != 1 else ''} in {result.seconds:.1f} s"
+    return f"{counted(tried, 'trial')} in {result.seconds:.1f} s"
 
 
-def _name(path: str, method: str) -> str:
-    return (path or "(model)") + ("" if method == "forward" else f".{method}()")
+def _legend(trials: Iterable[Trial]) -> list[str]:
+    """What the error classes mean, with the bounds that were used."""
+    judged = [
+        (comparison.yardstick, leaf)
+        for trial in trials
+        for point in trial.points
+        if (comparison := point.comparison) is not None
+        for leaf in comparison.leaves
+    ]
+    if not judged:
+        return []
+    references = " or ".join(sorted({yardstick for yardstick, _ in judged}))
+    lines = [f"error: against a run in {references}. exact: off by at most twice what eager itself is off"]
+    bounds = sorted({leaf.allowed_relative for _, leaf in judged if leaf.error_class == "within budget"})
+    if bounds:
+        allowed = " or ".join(map(error, bounds))
+        lines.append(
+            f"within budget: more than that, but relative L2 (rel. L2) at most {allowed}, which counts as right"
+        )
+    return lines
 
 
 def _marks(choice: Choice) -> list[str]:

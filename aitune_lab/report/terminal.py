@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..schema import Event
 from ..tuning.progress import line
+from ..tuning.strategies.words import counted
 from .results import Block, blocks_text
-from .text import MODULE_COLUMNS, Column, clean, module_rows
+from .text import MODULE_COLUMNS, Column, clean, inspection_head, module_rows
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 NARROW = 110
 """Characters of a terminal below which tables leave out what other rows tell too."""
-_REPEATED = ("eager", "dtypes")
+_SAID_BY_THE_CALLER = ("run_failed", "run_cancelled")
+_REPEATED = ("eager", "dtypes", "build", "relative_l2", "parameters", "inputs", "outputs")
 
 
 def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
@@ -42,13 +44,17 @@ def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
 
 
 def inspection_blocks(inspection: Inspection, max_depth: int | None = None) -> list[Block]:
-    """An inspection as blocks, with the columns that a terminal has room for; modules deeper than that are counted."""
+    """An inspection as blocks, with the columns that a terminal has room for.
+
+    Rows deeper than `max_depth` levels are counted, not shown.
+    """
     rows = [row for row in inspection.rows if max_depth is None or row.depth < max_depth]
-    shown = ("path", "class_name", "calls", "mean_ms", "share", "parameters", "dtypes", "tunable")
+    shown = ("path", "class_name", "calls", "mean_ms", "share", "parameters", "dtypes", "inputs", "tunable")
     columns = [column for column in MODULE_COLUMNS if column.key in shown]
-    lines = [inspection.understood] if inspection.understood else []
-    if len(rows) < len(inspection.rows):
-        lines.append(f"and {len(inspection.rows) - len(rows)} modules inside these")
+    lines = inspection_head(inspection)
+    if hidden := len(inspection.rows) - len(rows):
+        lines.append(f"{counted(hidden, 'row')} deeper than {counted(max_depth or 0, 'level')} not shown")
+    lines += [f"warning: {warning}" for warning in inspection.warnings]
     return [Block("", columns, module_rows(rows)), Block("", lines=lines)]
 
 
@@ -79,12 +85,13 @@ def progress_of(tuner: Tuner, console: Console) -> Iterator[Callable[[Event], No
     """Shows a run: give each event to the function that this yields.
 
     On a terminal one live line says what runs now, in which phase, for how long, and how much is left; finished steps
-    stay above it. Elsewhere only those are written, a line each.
+    stay above it. Elsewhere only those are written, a line each. That the run failed or was cancelled is left to the
+    caller, who gets the error.
     """
     if not console.is_terminal:
 
         def write(event: Event) -> None:
-            if text := line(event):
+            if (text := line(event)) and event.kind not in _SAID_BY_THE_CALLER:
                 console.file.write("\n".join(map(clean, text.splitlines())) + "\n")
                 console.file.flush()
 
@@ -126,7 +133,7 @@ def progress_of(tuner: Tuner, console: Console) -> Iterator[Callable[[Event], No
                 running["what"] = str(data.get("message", ""))
                 if data.get("level") == "info":
                     return
-            if text := line(event):
+            if (text := line(event)) and event.kind not in _SAID_BY_THE_CALLER:
                 live.console.print(Text("\n".join(map(clean, text.splitlines()))))
 
         yield show

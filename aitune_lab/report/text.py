@@ -9,9 +9,11 @@ from typing import Any
 
 from ..schema import Choice, Measurement, PointResult, Trial
 from ..tuning.strategies.score import Contender, eager_at, weighted_latency
-from ..tuning.strategies.words import error, milliseconds, number, size, times
+from ..tuning.strategies.words import counted, error, milliseconds, number, size, times
 from .frames import as_mapping
 
+NO_FIGURE = "—"
+"""In place of a speed-up that a disturbed measurement would give."""
 LONGEST_CELL = 60
 """Characters of a cell in plain text before it is cut."""
 
@@ -58,7 +60,7 @@ CANDIDATE_COLUMNS = (
 def module_rows(rows: Iterable[Any]) -> list[dict[str, str]]:
     """Inspected modules as formatted cells of `MODULE_COLUMNS`; `rows` have `ModuleRow`'s fields.
 
-    Paths are indented by depth; the target itself is `(target)`, other methods than `forward` end in `()`.
+    Paths are indented by depth; the target itself is `(model)`.
     """
     return [_module_row(as_mapping(row)) for row in rows]
 
@@ -81,7 +83,7 @@ def candidate_rows(
     for trial in trials:
         if every_point and trial.points:
             for i, result in enumerate(trial.points):
-                row = _candidate_row(trial, result, result.point.label, _times(_speedup(result, eager)), choice, eager)
+                row = _candidate_row(trial, result, result.point.label, _speedup(result, eager), choice, eager)
                 # The candidate is named, and its status told, once.
                 rows.append(row if i == 0 else row | {"chosen": "", "candidate": "", "build": "", "status": ""})
             continue
@@ -90,6 +92,11 @@ def candidate_rows(
         where = f"{heaviest.point.label}{more}" if heaviest else ""
         rows.append(_candidate_row(trial, heaviest, where, _overall(trial, eager), choice, eager))
     return rows
+
+
+def is_disturbed(trial: Trial) -> bool:
+    """Whether other load spoilt a measurement of this trial, so that its speed-up means nothing."""
+    return any(m is not None and m.disturbed for result in trial.points for m in (result.latency, result.eager))
 
 
 def render_table(columns: Sequence[Column], rows: Sequence[Mapping[str, str]]) -> str:
@@ -121,12 +128,12 @@ def html_table(columns: Sequence[Column], rows: Sequence[Mapping[str, str]], cap
 def inspection_text(inspection: Any) -> str:
     """An `Inspection` as plain text: what the data was taken to be, the target's time, the modules, warnings."""
     table = render_table(MODULE_COLUMNS, module_rows(inspection.rows))
-    return "\n".join([*map(clean, _inspection_head(inspection)), "", table, *map(clean, _warnings(inspection))])
+    return "\n".join([*map(clean, inspection_head(inspection)), "", table, *map(clean, _warnings(inspection))])
 
 
 def inspection_html(inspection: Any) -> str:
     """An `Inspection` as bare HTML with the same content as `inspection_text`."""
-    head = "".join(f"<p>{escaped(line)}</p>" for line in _inspection_head(inspection))
+    head = "".join(f"<p>{escaped(line)}</p>" for line in inspection_head(inspection))
     tail = "".join(f"<p>{escaped(line)}</p>" for line in _warnings(inspection))
     return f"<div>{head}{html_table(MODULE_COLUMNS, module_rows(inspection.rows))}{tail}</div>"
 
@@ -142,10 +149,10 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def _inspection_head(inspection: Any) -> list[str]:
-    time = (
-        f"{milliseconds(1000 * inspection.seconds_per_iteration)} end to end, over {inspection.iterations} iterations"
-    )
+def inspection_head(inspection: Any) -> list[str]:
+    """What the data was taken to be, and the target's own time."""
+    over = counted(inspection.iterations, "iteration")
+    time = f"{milliseconds(1000 * inspection.seconds_per_iteration)} end to end, over {over}"
     return [line for line in (inspection.understood, time) if line]
 
 
@@ -160,14 +167,12 @@ def _cut(text: str, cut: bool) -> str:
 def _module_row(row: Mapping[str, Any]) -> dict[str, str]:
     path = str(row.get("path", ""))
     depth = int(row.get("depth") or 0)
-    method = str(row.get("method") or "forward")
-    name = (path or "(target)") + ("()" if method != "forward" else "")
     reason, shared = str(row.get("reason") or ""), row.get("shared_with") or ()
     if isinstance(shared, str):
         shared = [shared]
     also = f"; same module as {', '.join(map(str, shared))}" if shared else ""
     return {
-        "path": "  " * depth + name,
+        "path": "  " * depth + (path or "(model)"),
         "class_name": str(row.get("class_name", "")),
         "calls": _int(row.get("calls")),
         "total_ms": _number(row.get("total_seconds"), 1000.0),
@@ -227,16 +232,20 @@ def _latency(measurement: Measurement | None) -> str:
     return f"{text} (disturbed)" if measurement.disturbed else text
 
 
-def _speedup(result: PointResult, eager: Trial | None) -> float | None:
+def _speedup(result: PointResult, eager: Trial | None) -> str:
     beside = eager_at(result, eager) if eager is not None else result.eager
     if result.latency is None or beside is None or result.latency.median_ms <= 0:
-        return None
-    return beside.median_ms / result.latency.median_ms
+        return ""
+    if result.latency.disturbed or beside.disturbed:
+        return NO_FIGURE
+    return _times(beside.median_ms / result.latency.median_ms)
 
 
 def _overall(trial: Trial, eager: Trial | None) -> str:
     judged = weighted_latency(trial, eager if eager is not None else trial)
-    return _times(judged.speedup) if isinstance(judged, Contender) else ""
+    if isinstance(judged, Contender):
+        return _times(judged.speedup)
+    return NO_FIGURE if is_disturbed(trial) else ""
 
 
 def _times(ratio: float | None) -> str:

@@ -74,6 +74,11 @@ class Measurement:
     conditions: Mapping[str, Option] = field(default_factory=dict)
     """What the figure rests on: clocks, temperature, reduced-precision settings (`tf32`), warm-up calls."""
 
+    def __str__(self) -> str:
+        marks = f"; disturbed, so it decides nothing: {self.disturbed}" if self.disturbed else ""
+        bounds = f"{self.ci_low_ms:.3g} to {self.ci_high_ms:.3g} ms at 95 %"
+        return f"{self.median_ms:.3g} ms (median of {self.n} blocks, {bounds}{marks})"
+
 
 @dataclass(frozen=True)
 class LeafDifference:

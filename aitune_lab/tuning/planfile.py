@@ -74,7 +74,7 @@ def plan_from_toml(text: str) -> Plan:
     if wrong := next((name for name in data if name in _RULES), None):
         raise PlanError(
             f"the plan has no {wrong!r}: each pin, exclusion, … is a rule of its own, such as\n"
-            "[[rule]]\npattern = \"encoder\"\npin = \"onnxruntime\""
+            '[[rule]]\npattern = "encoder"\npin = "onnxruntime"'
         )
     _only(data, (*_TOLERANCE, "split_points", "strategy", "limits", "rule"), "the plan")
     limits = _table(data.get("limits", {}), "limits")
@@ -219,6 +219,8 @@ def _rule_from_data(value: Any, place: str) -> Rule:
 
 def _candidate_from_data(value: Any, place: str) -> Candidate:
     if isinstance(value, str):
+        if "[" not in value:
+            return Candidate(value)  # known or not: `check_plan` says, with the rule's number
         try:
             return candidate_of_label(value)
         except PlanError as error:

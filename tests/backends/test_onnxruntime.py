@@ -11,7 +11,7 @@ from harness import check, jobs, load_case
 from torch import nn
 
 from aitune_lab.backends.onnxruntime import ONNXRuntimeBackend
-from aitune_lab.errors import PlanError, Refused
+from aitune_lab.errors import PlanError, Refused, install_command
 from aitune_lab.schema import Candidate
 
 pytest.importorskip("onnxruntime")
@@ -49,7 +49,7 @@ def test_without_its_packages_it_says_how_to_get_them(monkeypatch):
     state = ONNXRuntimeBackend.available()
     assert not state.ok
     assert "onnxscript" in state.reason
-    assert state.cure == "pip install 'aitune-lab[onnxruntime]'"
+    assert state.cure == install_command("onnxruntime")
 
 
 def test_every_size_is_right_also_one_and_zero(mlp):

@@ -11,7 +11,7 @@ import pytest
 
 from aitune_lab import _display
 from aitune_lab.capture.inspector import Inspection, ModuleRow
-from aitune_lab.errors import MissingDependency
+from aitune_lab.errors import MissingDependency, install_command
 from aitune_lab.report import (
     CANDIDATE_COLUMNS,
     MODULE_COLUMNS,
@@ -82,8 +82,8 @@ def test_module_rows() -> None:
     assert (row["calls"], row["total_ms"], row["self_ms"], row["mean_ms"]) == ("3", "30.0", "10.0", "10.0")
     assert (row["share"], row["parameters"], row["parameter_bytes"]) == ("50.0 %", "1,200", "4.7 KiB")
     assert (row["inputs"], row["dtypes"], row["tunable"]) == ("x: float32[8, 3]", "float32", "yes")
-    assert (method["path"], method["tunable"]) == ("vae.encode()", "no: no tensors")
-    assert (shared["path"], shared["tunable"]) == ("(target)", "yes; same module as twin")
+    assert (method["path"], method["tunable"]) == ("vae.encode", "no: no tensors")
+    assert (shared["path"], shared["tunable"]) == ("(model)", "yes; same module as twin")
 
 
 def test_module_rows_take_mappings_with_gaps() -> None:
@@ -116,7 +116,7 @@ def test_marks() -> None:
     choice = replace(CHOICE, pinned=True, accepted_error=True)
     row = candidate_rows([disturbed], choice)[0]
     assert row["latency"] == "3.10 ± 0.062 (disturbed)"
-    assert row["speedup"] == ""  # it decides nothing
+    assert row["speedup"] == "—"  # it decides nothing
     assert row["status"].startswith("pinned, error accepted: ")
 
 
@@ -203,7 +203,7 @@ def test_without_pandas_the_install_command_is_named(monkeypatch: pytest.MonkeyP
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(MissingDependency, match=r"pip install 'aitune-lab\[report\]'"):
+    with pytest.raises(MissingDependency, match=re.escape(install_command("report"))):
         modules_frame([ROW])
 
 

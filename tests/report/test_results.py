@@ -56,6 +56,7 @@ def test_text_holds_everything(result: TuneResult) -> None:
     assert "scripted[fails_at=refuse] lost: refused: scripted refusal" in text
     assert "scripted[latency_ms=0.9]: excluded by the rule for ''" in text
     assert "±" in text
+    assert "exact: off by at most twice what eager itself is off" in text
     assert "end to end 2 times as fast" in text
     for point in ("b=2", "b=3"):
         assert text.count(point) >= 3  # eager, the winner and the wrong one
@@ -88,6 +89,20 @@ def test_without_an_end_to_end_check_there_is_an_estimate(result: TuneResult) ->
     text = str(replace(result, end_to_end=None))
     assert "estimate: " in text
     assert "unknown until measured" in text
+
+
+def test_disturbed_figures_are_no_headline(result: TuneResult) -> None:
+    def disturb(measured: Any) -> Any:
+        return replace(measured, disturbed="other load") if measured is not None else None
+
+    trials = {
+        key: replace(trial, points=tuple(replace(p, latency=disturb(p.latency)) for p in trial.points))
+        for key, trial in result.trials.items()
+    }
+    text = str(replace(result, trials=trials))
+    table = text.partition("Candidates for")[0]
+    assert "— (disturbed)" in table
+    assert "×2" not in "".join(line for line in text.splitlines() if line.startswith(("* ", "(model)  ")))
 
 
 def test_dry_run() -> None:

@@ -145,6 +145,9 @@ def test_any_plan_comes_back_from_its_toml(plan: Plan) -> None:
         ("accuracy = ", "no valid TOML"),
         ("acuracy = 'exact'", r"keys of the plan must be among .* but got 'acuracy'\. Did you mean 'accuracy'"),
         ("[limits]\nmax_trials = 1.5", "limits.max_trials must be a whole number of at least 0, but got 1.5"),
+        ("[pins]\nencoder = 'onnxruntime'", r"rule of its own.*\n.*\[\[rule\]\]"),
+        ("[[rule]]\npattern = 'a'\npin = 3", r"label such as 'inductor\[freezing\]', or a table"),
+        ("[[rule]]\npattern = 'a'\npin = 'inductor[freezng]'", "freezng"),
         ("[limits]\nmax_second = 5", "Did you mean 'max_seconds'"),
         ("max_relative_error = nan", "must be a number of at least 0, but got nan"),
         ("min_agreement = 2", "share of at most 1"),
@@ -193,6 +196,7 @@ def test_a_pattern_without_match_is_a_warning() -> None:
     ("plan", "said"),
     [
         (Plan((pin("encodr"),)), r"rule 1 \('encodr'\): no module has this path\. Did you mean 'encoder'"),
+        (Plan((pin("encoder.layer"),)), r"Did you mean 'encoder.layer.0' or 'encoder.layer.1'"),
         (Plan((Rule("zzzzzz", "leave"),)), "no module has this path"),
         (Plan((pin("head", "tensorrt"),)), r"backend must be one of \['eager', .*\], but got 'tensorrt'"),
         (Plan((Rule("re:.*", "exclude", excluded="inducto"),)), "but got 'inducto'"),

@@ -141,7 +141,8 @@ def weighted_latency(trial: Trial, eager: Trial) -> Contender | str:
     figures = f"{heaviest[1]} at {heaviest[2]}"
     if len(ratios) > 1:
         # The pair's own ratio lies in this range, and differs from the weighted one.
-        spread = f"{times(min(ratios))} to {times(max(ratios))} times at each"
+        least, most = times(min(ratios)), times(max(ratios))
+        spread = f"{least if least == most else f'{least} to {most}'} times at each"
         figures = f"weighted over {len(ratios)} points, {spread}; {figures}"
     return Contender(trial, mine / theirs, low / theirs, high / theirs, figures)
 

@@ -58,7 +58,7 @@ def tally(kinds: Sequence[str]) -> str:
 
     A kind reads `was out of tolerance` or `failed`; `was` becomes `were` where there are several.
     """
-    counts = Counter(kinds).most_common()
+    counts = sorted(Counter(kinds).items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(
         f"{count} {f'were{kind[3:]}' if count > 1 and kind.startswith('was ') else kind}" for kind, count in counts
     )
