@@ -12,7 +12,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -176,10 +177,7 @@ def run_demo(output: str, *, backends: Sequence[str] | None = None, as_json: boo
         say(f"The first candidate both right and faster stood there after {found[0]:.0f} s.")
     facts = {"result": result_data(result), "first_right_and_faster_seconds": found[0] if found else None}
     if all(choice.candidate.backend == "eager" for choice in result.choices):
-        say(
-            "Eager stays, so there is nothing to save. If measurements were disturbed by other load, run the demo "
-            "again when the machine is less busy."
-        )
+        say(_why_nothing(result.trials.values()))
         if as_json:
             print(json.dumps(facts | {"file": None}))
         return 3
@@ -194,6 +192,23 @@ def run_demo(output: str, *, backends: Sequence[str] | None = None, as_json: boo
     if as_json:
         print(json.dumps(facts | {"file": output, "digest": digest, "check": checked}))
     return 0
+
+
+def _why_nothing(trials: Iterable[Trial]) -> str:
+    """What to say where nothing was chosen: how much was disturbed, by what, and what to do."""
+    measured = [p.latency for t in trials for p in t.points if t.candidate.label != "eager" and p.latency is not None]
+    reasons = [m.disturbed for m in measured if m.disturbed]
+    if not reasons:
+        return (
+            "Eager stays, so there is nothing to save: on this machine nothing tried is both right and faster. "
+            "--backend tries others, as in --backend 'inductor[freezing]'."
+        )
+    most = Counter(reasons).most_common(1)[0][0]
+    return (
+        f"Eager stays, so there is nothing to save: {len(reasons)} of {len(measured)} measurements were disturbed by "
+        f"other load ({most}) and decide nothing. Close other programs and run the demo again; --backend onnxruntime "
+        "tries only one backend, which takes less time."
+    )
 
 
 def _is_faster(data: Any) -> bool:
@@ -274,7 +289,7 @@ def check(file: str, *, meter: Any = None, limits: Any = None) -> dict[str, Any]
 def _check_blocks(checked: dict[str, Any]) -> list[Any]:
     from .report.results import Block
     from .report.text import Column, latency_text
-    from .tuning.strategies.words import error
+    from .tuning.strategies.words import counted, error
 
     columns = (
         Column("call", "end to end, tokenizer included"),
@@ -296,7 +311,7 @@ def _check_blocks(checked: dict[str, Any]) -> list[Any]:
     related, unrelated = checked["related"], checked["unrelated"]
     lines = [
         *checked["loaded"],
-        f"{checked['tuned_calls']} calls ran tuned",
+        f"{counted(checked['tuned_calls'], 'call')} ran tuned",
         f"similarity of sentences that mean the same: at least {related['tuned']:.3f} (original {related['original']:.3f})",
         f"of sentences about other things: at most {unrelated['tuned']:.3f} (original {unrelated['original']:.3f})",
     ]

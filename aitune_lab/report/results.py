@@ -72,8 +72,8 @@ def choice_rows(choices: Sequence[Choice], trials: Mapping[str, Trial] | None = 
     Signatures are named where a module has several. Where other load disturbed the chosen one's trial no speed-up is
     given; `trials` by key tell that.
     """
-    held = trials or {}
-    noisy = {choice.trial for choice in choices if choice.trial in held and is_disturbed(held[choice.trial])}
+    methods = [(choice.path, choice.method) for choice in choices]
+    noisy = {key for key, trial in (trials or {}).items() if is_disturbed(trial)}
     return [
         {
             "path": choice.path or "(model)",

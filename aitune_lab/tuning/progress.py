@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..schema import Choice, Event, Trial, from_data
-from .strategies.words import accuracy, milliseconds, times
+from .strategies.words import accuracy, counted, milliseconds, times
 
 
 def line(event: Event) -> str | None:
@@ -14,11 +14,10 @@ def line(event: Event) -> str | None:
         return str(data.get("message", ""))
     if event.kind == "run_started":
         modules = data.get("modules", [])
-        count = f"{len(modules)} module{'s' if len(modules) != 1 else ''}"
         trials = int(data.get("trials") or 0)
         return (
             f"data: {data.get('understood', '')}\n"
-            f"{count}, {trials} trial{'s' if trials != 1 else ''}, about {round(float(data.get('estimated_seconds') or 0))} s"
+            f"{counted(len(modules), 'module')}, {counted(trials, 'trial')}, about {round(float(data.get('estimated_seconds') or 0))} s"
         )
     if event.kind == "trial_finished":
         return f"{where}: {trial_sentence(from_data(data['trial'], Trial))}"
@@ -53,7 +52,9 @@ def trial_sentence(trial: Trial) -> str:
     over = f" over {len(timed)} points" if len(timed) > 1 else ""
     figures = f"{milliseconds(heaviest.latency.median_ms)} against {milliseconds(heaviest.eager.median_ms)}"
     noisy = any(m.disturbed for _, p in timed for m in (p.latency, p.eager) if m is not None)
-    return (
-        f"{trial.candidate.label}: {ratio} times as fast{over}, {figures} at {heaviest.point.label}; {accuracy(trial)}; "
-        f"built in {trial.build_seconds:.1f} s" + ("; disturbed by other load, so it decides nothing" if noisy else "")
+    gain = (
+        "disturbed by other load, so it decides nothing"
+        if noisy
+        else f"{ratio} times as fast{over}, {figures} at {heaviest.point.label}"
     )
+    return f"{trial.candidate.label}: {gain}; {accuracy(trial)}; built in {trial.build_seconds:.1f} s"
