@@ -36,7 +36,7 @@ class CallForm:
                     call[f"*{parameter.name}"] = value
             elif parameter.kind is Parameter.VAR_KEYWORD:
                 if value:
-                    call[f"**{parameter.name}"] = {name: value[name] for name in sorted(value)}
+                    call[f"**{parameter.name}"] = dict(value)
             elif not is_default(value, parameter.default):
                 call[parameter.name] = value
         return call

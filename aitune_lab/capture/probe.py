@@ -6,6 +6,7 @@ The module's state and torch's random state are put back afterwards.
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,14 +25,21 @@ from .swap import original_method
 
 @contextmanager
 def seeded(seed: int | torch.Tensor, device: torch.device | None = None) -> Iterator[None]:
-    """Torch's random state set to a seed, or to a recorded CPU state, and put back at the end."""
+    """Random states set to a seed, torch's also to a recorded CPU state, and put back at the end; Python's and NumPy's too."""
     cuda = [device] if device is not None and device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
-        if isinstance(seed, int):
-            torch.manual_seed(seed)
-        else:
-            torch.set_rng_state(seed)
-        yield
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=cuda):
+            if isinstance(seed, int):
+                torch.manual_seed(seed)
+            else:
+                torch.set_rng_state(seed)
+            random.seed(seed if isinstance(seed, int) else 0)
+            np.random.seed(seed if isinstance(seed, int) else 0)
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 @contextmanager
@@ -92,9 +100,9 @@ def probe(recording: Recording, recorded: RecordedSignature) -> RecordedSignatur
         with seeded(2, device):
             _, second = run_original(recording, recorded, sample)
         between.restore()
-        random = not _same(first, second)
+        drawn = not _same(first, second)
         varying = set(recorded.signature.facts.varying_values)
-        if not random:
+        if not drawn:
             varying |= _differing_values(first, second)
             with seeded(1, device):
                 varying |= _differing_values(first, _run_perturbed(recording, recorded, sample))
@@ -102,7 +110,7 @@ def probe(recording: Recording, recorded: RecordedSignature) -> RecordedSignatur
         snapshot.restore()
     facts = replace(
         recorded.signature.facts,
-        random=random,
+        random=drawn or recorded.signature.facts.random,
         state=tuple(sorted({*recorded.signature.facts.state, *state})),
         aliases=_aliases(before, first),
         varying_values=tuple(sorted(varying)),

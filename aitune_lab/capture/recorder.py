@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from ..schema import Node, Point
 from .calls import CallForm
 from .interrupts import guarded
 from .state import version_of
-from .structure import Flat, flatten, flatten_call, is_tensor, unflatten_call
+from .structure import Flat, describe_leaf, flatten, flatten_call, is_tensor, is_value, unflatten_call
 from .swap import SwappedMethod, original_method, restore, swap
 
 
@@ -39,7 +40,7 @@ class Sample:
 
     def call(self, *, fresh: bool = False) -> dict[str, Any]:
         """The normalised call; `fresh` clones everything that a call might change."""
-        return unflatten_call(self.node, [clone_leaf(x) for x in self.leaves] if fresh else self.leaves)
+        return unflatten_call(self.node, clone_leaves(self.leaves) if fresh else self.leaves)
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensor leaves in the signature's order, numpy arrays as tensors."""
@@ -89,6 +90,8 @@ class CallShape:
     mutated: set[str] = field(default_factory=set)
     rebuilt: set[str] = field(default_factory=set)
     """Arguments that hold other things after the call than before (a list that was appended to)."""
+    random: bool = False
+    """Whether a call drew random numbers of torch, Python or NumPy."""
     batch: int | None = None
     grad_modes: set[str] = field(default_factory=set)
 
@@ -110,6 +113,14 @@ class Recording:
     @property
     def calls(self) -> int:
         return sum(shape.calls for shape in self.shapes.values())
+
+
+def random_states() -> tuple[Any, ...]:
+    """The states of torch's CPU, Python's and NumPy's random numbers, to see whether something drew from them."""
+    numpy_state = np.random.get_state(legacy=False)
+    assert isinstance(numpy_state, dict)
+    words = numpy_state["state"]
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), words["key"].tobytes(), words.get("pos")
 
 
 def autocast_state() -> tuple[tuple[str, str], ...]:
@@ -138,9 +149,26 @@ def _leaf_key(leaf: Any) -> Any:
     return (type_key(type(leaf)), value_text(leaf)) if is_value(leaf) else type_key(type(leaf))
 
 
+def shared_tensors(leaves: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """Groups of tensor leaves, numbered among the tensors, that are one and the same object."""
+    groups: dict[int, list[int]] = {}
+    for number, leaf in enumerate(x for x in leaves if is_tensor(x) or isinstance(x, np.ndarray)):
+        groups.setdefault(id(leaf), []).append(number)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+
+def clone_leaves(leaves: Sequence[Any]) -> list[Any]:
+    """Copies that share nothing with the leaves; what was one object among them is one object among the copies."""
+    made: dict[int, Any] = {}
+    for leaf in leaves:
+        if id(leaf) not in made:
+            made[id(leaf)] = clone_leaf(leaf)
+    return [made[id(leaf)] for leaf in leaves]
+
+
 def shape_key(method: str, node: Node, leaves: Sequence[Any], autocast: Any) -> Any:
     """What calls of one concrete shape have in common."""
-    return method, node, tuple(_leaf_key(x) for x in leaves), autocast
+    return method, node, (*(_leaf_key(x) for x in leaves), shared_tensors(leaves)), autocast
 
 
 class Recorder:
@@ -212,6 +240,7 @@ class Recorder:
             room = len(shape.samples) < self.samples
         sample = self._sample(recording, flat) if room else None
         versions = [version_of(x) if is_tensor(x) else None for x in flat.leaves]
+        drawn = random_states() if sample is not None else None
         start = time.perf_counter()
         self._guard.check()
         result = original(*args, **kwargs)
@@ -228,6 +257,7 @@ class Recorder:
                     if _changed(leaf, before, version):
                         shape.mutated.add(path)
                 shape.rebuilt |= _rebuilt(call, flat)
+                shape.random = shape.random or random_states() != drawn
         return result
 
     def _sample(self, recording: Recording, flat: Flat) -> Sample | None:
@@ -236,7 +266,7 @@ class Recorder:
         if size > self.bytes_left and not first:
             return None
         try:
-            leaves = [clone_leaf(x) for x in flat.leaves]
+            leaves = clone_leaves(flat.leaves)
         except DataError as error:
             recording.problem = str(error)
             return None
@@ -247,9 +277,11 @@ class Recorder:
 def _changed(leaf: Any, before: Any, version: int | None) -> bool:
     if isinstance(leaf, np.ndarray):
         return bool(leaf.tobytes() != before.tobytes())
-    if version is None or (version != -1 and leaf._version == version):
+    if version is None:
         return False
-    return not same_values(leaf, before)
+    # A write that happened to change nothing here may change something at another call. Inference tensors have no
+    # version, so only their values tell.
+    return bool(leaf._version != version) if version != -1 else not same_values(leaf, before)
 
 
 def _rebuilt(call: dict[str, Any], before: Flat) -> set[str]:
@@ -260,7 +292,10 @@ def _rebuilt(call: dict[str, Any], before: Flat) -> set[str]:
     if not changed:
         pairs = zip(before.paths, before.leaves, after.leaves, strict=True)
         changed = {
-            path.partition("[")[0].partition(".")[0] for path, old, new in pairs if is_tensor(old) and old is not new
+            path.partition("[")[0].partition(".")[0]
+            for path, old, new in pairs
+            if (is_tensor(old) and old is not new)
+            or (is_value(old) and describe_leaf(old, "") != describe_leaf(new, ""))
         }
     return {f"the argument {name}" for name in changed}
 

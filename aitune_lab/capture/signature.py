@@ -10,7 +10,7 @@ import torch
 
 from ..errors import DataError
 from ..schema import LEAF, Dim, Facts, Leaf, OpaqueLeaf, Point, Signature, Symbol, TensorLeaf, dim_symbol, evaluate_dim
-from .recorder import CallShape, Recording, Sample
+from .recorder import CallShape, Recording, Sample, shared_tensors
 from .structure import Flat, describe_leaf
 
 UNKNOWN_DIM = "?"
@@ -87,7 +87,7 @@ def _contract(key: Any, shape: CallShape, split_points: bool) -> Any:
     if any(isinstance(leaf, OpaqueLeaf) for leaf in described):
         # A cache makes a call of one step (decode) another kind of call than one of many (prefill).
         steps = tuple(tuple(n == 1 for n in leaf.dims[1:]) for leaf in described if isinstance(leaf, TensorLeaf))
-    return method, node, leaves, steps, autocast
+    return method, node, leaves, steps, shared_tensors(shape.samples[0].leaves), autocast
 
 
 def _static(leaf: Leaf) -> Leaf:
@@ -136,10 +136,19 @@ def _infer(method: str, autocast: Any, shapes: list[CallShape], declared: Dynami
         mutated=tuple(sorted(set().union(*(shape.mutated for shape in shapes)))),
         state=tuple(sorted(set().union(*(shape.rebuilt for shape in shapes)))),
         varying_values=varying,
+        random=any(shape.random for shape in shapes),
         grad_modes=tuple(sorted(set().union(*(shape.grad_modes for shape in shapes)))),
     )
     signature = Signature(
-        method, shapes[0].node, leaves, symbols, outputs, output_leaves, autocast=tuple(autocast), facts=facts
+        method,
+        shapes[0].node,
+        leaves,
+        symbols,
+        outputs,
+        output_leaves,
+        autocast=tuple(autocast),
+        shared=shared_tensors(shapes[0].samples[0].leaves),
+        facts=facts,
     )
     recorded = RecordedSignature(signature)
     for i, shape in enumerate(shapes):

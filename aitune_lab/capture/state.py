@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 _TORCH_ATTRIBUTES = set(vars(torch.nn.Module())) | {"_hf_hook", "_old_forward"}
@@ -92,10 +94,18 @@ class Snapshot:
 
 @contextmanager
 def preserved(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Run something and put the modules' buffers and attributes back: what we run for our own ends leaves no trace."""
+    """Run something for our own ends and leave no trace: buffers, attributes and random states are put back.
+
+    Random states are torch's (also of CUDA devices in use), Python's and NumPy's.
+    """
     snapshots = [Snapshot(module) for module in modules]
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng(devices=devices):
+            yield
     finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
         for snapshot in snapshots:
             snapshot.restore()

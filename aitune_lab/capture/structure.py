@@ -136,10 +136,10 @@ def _parts(value: Any) -> tuple[Any, str, tuple[Any, ...], list[Any]] | None:
         return "namedtuple", type_key(cls), tuple(names), list(value)
     if isinstance(value, (torch.Tensor, type)):
         return None
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not _more_than_fields(value):
         names = tuple(f.name for f in dataclasses.fields(value) if hasattr(value, f.name))
         return "dataclass", type_key(cls), names, [getattr(value, name) for name in names]
-    if isinstance(value, collections.UserDict):
+    if isinstance(value, collections.UserDict) and not _public(value) - {"data"}:
         if all(type(k) is str for k in value.data):
             return "mapping", type_key(cls), tuple(value.data), list(value.data.values())
         return None
@@ -151,6 +151,16 @@ def _parts(value: Any) -> tuple[Any, str, tuple[Any, ...], list[Any]] | None:
             known.append(context)
         return "pytree", type_key(cls), (known.index(context),), list(children)
     return None
+
+
+def _public(value: Any) -> set[str]:
+    return {name for name in getattr(value, "__dict__", ()) if not name.startswith("_")}
+
+
+def _more_than_fields(value: Any) -> bool:
+    """Whether a dataclass holds attributes or items that are no fields, which taking it apart would lose."""
+    names = {f.name for f in dataclasses.fields(value)}
+    return bool(_public(value) - names) or (isinstance(value, dict) and not names >= set(value))
 
 
 def unflatten(node: Node, leaves: Sequence[Any], *, fallback: bool = False) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
 from collections.abc import Iterable, Iterator
@@ -32,10 +33,11 @@ def find_modules(target: Any) -> list[Found]:
     """
     found: dict[int, Found] = {}
     seen: set[int] = set()
-    queue: list[tuple[str, Any, int]] = [("", target, 0)]
+    queue = collections.deque([("", target, 0)])
     while queue:
-        path, value, depth = queue.pop(0)
-        if isinstance(value, torch.nn.Module):
+        path, value, depth = queue.popleft()
+        # By type, not isinstance: mocks and proxies claim other classes.
+        if issubclass(type(value), torch.nn.Module):
             for name, child in value.named_modules(remove_duplicate=False):
                 full = ".".join(p for p in (path, name) if p)
                 known = found.setdefault(id(child), Found(child))
@@ -45,10 +47,10 @@ def find_modules(target: Any) -> list[Found]:
                     seen.add(id(child))
                     queue.extend((f"{full}.{k}" if full else k, v, depth + 1) for k, v in _loose(child))
             continue
-        if isinstance(value, _LEAF_TYPES) or depth > MAX_DEPTH or len(seen) > MAX_OBJECTS or id(value) in seen:
+        if issubclass(type(value), _LEAF_TYPES) or depth > MAX_DEPTH or len(seen) > MAX_OBJECTS or id(value) in seen:
             continue
         seen.add(id(value))
-        queue.extend((f"{path}.{k}" if path else k, v, depth + 1) for k, v in _held(value))
+        queue.extend((f"{path}.{k}" if path else k, v, depth + 1) for k, v in _inner(value))
     return list(found.values())
 
 
@@ -72,6 +74,14 @@ def _loose(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in vars(module).items():
         if not name.startswith("_") and not isinstance(value, _LEAF_TYPES) and not callable(value):
             yield name, value
+
+
+def _inner(value: Any) -> list[tuple[str, Any]]:
+    """What an object holds, without plain values; nothing if it can't be looked into (proxies, mocks)."""
+    try:
+        return [(k, v) for k, v in _held(value) if not issubclass(type(v), _LEAF_TYPES)]
+    except Exception:
+        return []
 
 
 def _held(value: Any) -> Iterator[tuple[str, Any]]:

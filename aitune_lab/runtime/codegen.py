@@ -69,6 +69,8 @@ class FunctionWriter:
         self.lines: list[str] = []
         self.tensors: list[str] = []
         self._count = itertools.count()
+        # A parameter may be called `type` or `len`.
+        self.type, self.len = self.name(type), self.name(len)
         for name in self.names:
             if keyword.iskeyword(name) or not name.isidentifier():
                 raise Refused(f"parameter {name!r} cannot be named in Python source")
@@ -154,46 +156,71 @@ class FunctionWriter:
         if cls is None:
             raise Refused(f"class {node.type} of the call's structure is not imported here")
         if miss is not None:
-            size = f" or len({held}) != {len(node.children)}" if node.kind in ("tuple", "list", "dict") else ""
-            self.lines.append(f"if type({held}) is not {self.name(cls)}{size}: {miss}")
+            size = self._size(held, node)
+            self.lines.append(f"if {self.type}({held}) is not {self.name(cls)}{size}: {miss}")
         if node.kind == "pytree":
             flatten = self.name(torch_pytree.SUPPORTED_NODES[cls].flatten_fn)
             context = self.name()
             self.lines.append(f"{held}, {context} = {flatten}({held})")
             if miss is not None:
                 expected = self.name(_contexts[cls][int(node.keys[0] or 0)])
-                self.lines.append(f"if len({held}) != {len(node.children)} or {context} != {expected}: {miss}")
+                self.lines.append(f"if {self.len}({held}) != {len(node.children)} or {context} != {expected}: {miss}")
         if node.kind == "mapping":
             self.lines.append(f"{held} = {held}.data")
             if miss is not None:
-                self.lines.append(f"if len({held}) != {len(node.children)}: {miss}")
+                self.lines.append(f"if {self.name(tuple)}({held}) != {tuple(node.keys)!r}: {miss}")
         for i, child in enumerate(node.children):
             if node.kind in ("dict", "mapping"):
-                step = f"{held}.get({node.keys[i]!r})" if miss is not None else f"{held}[{node.keys[i]!r}]"
+                step = f"{held}[{node.keys[i]!r}]"
             elif node.kind == "dataclass":
                 step = f"{held}.{node.keys[i]}"
             else:
                 step = f"{held}[{i}]"
             self._emit(step, child, leaves, miss)
 
+    def _size(self, held: str, node: Node) -> str:
+        if node.kind in ("tuple", "list"):
+            return f" or {self.len}({held}) != {len(node.children)}"
+        # The order of a dict's keys may matter to the original.
+        return f" or {self.name(tuple)}({held}) != {tuple(node.keys)!r}" if node.kind == "dict" else ""
+
+    def check_identity(self, signature: Signature, miss: str) -> None:
+        """Lines that run `miss` where inputs are one object, or not, other than they were when recorded."""
+        twins = {number: group[0] for group in signature.shared for number in group[1:]}
+        tests = [f"{self.tensors[a]} is not {self.tensors[b]}" for a, b in twins.items()]
+        others = [t for i, t in enumerate(self.tensors) if i not in twins]
+        if len(others) == 2:
+            tests.append(f"{others[0]} is {others[1]}")
+        elif len(others) > 2:
+            ids = ", ".join(f"{self.name(id)}({t})" for t in others)
+            tests.append(f"{self.len}({{{ids}}}) != {len(others)}")
+        if signature.facts.mutated and len(others) > 1:
+            tests.append(f"{self.name(overlap)}(({', '.join(others)}))")
+        if tests:
+            self.lines.append(f"if {' or '.join(tests)}: {miss}")
+
+    def check_contiguity(self, signature: Signature, miss: str) -> None:
+        """Lines for inputs that come back as outputs: `x.contiguous()` is `x` itself only if `x` is contiguous."""
+        paths = [leaf.path for leaf in signature.tensor_leaves]
+        for path in dict.fromkeys(alias.input for alias in signature.facts.aliases if alias.kind == "same"):
+            self.lines.append(f"if not {self.tensors[paths.index(path)]}.is_contiguous(): {miss}")
+
     def _emit_leaf(self, expression: str, leaf: Leaf, miss: str | None) -> None:
         if isinstance(leaf, TensorLeaf):
             held = self.name()
             self.lines.append(f"{held} = {expression}")
             if leaf.holder == "numpy":
-                array, convert = self.name(np.ndarray), self.name(torch.from_numpy)
+                convert, expected = self.name(_as_tensor), self.name(np.dtype(leaf.dtype))
+                self.lines.append(f"{held} = {convert}({held}, {expected})")
                 if miss is not None:
-                    self.lines.append(
-                        f"if type({held}) is not {array} or {held}.dtype.str not in {_numpy_names(leaf.dtype)}: {miss}"
-                    )
-                self.lines.append(f"{held} = {convert}({held})")
+                    self.lines.append(f"if {held} is None: {miss}")
             self.tensors.append(held)
             return
         if miss is None:
             return
         if isinstance(leaf, OpaqueLeaf):
             cls = resolve_type(leaf.opaque_type)
-            self.lines.append(f"if type({expression}) is not {self.name(cls)}: {miss}")
+            self.lines.append(f"if {self.type}({expression}) is not {self.name(cls)}: {miss}")
             return
         self._emit_value(expression, leaf, miss)
 
@@ -213,7 +240,7 @@ class FunctionWriter:
             else f"{self.name(value_text)}({held}) != {leaf.text!r}"
         )
         self.lines.append(f"{held} = {expression}")
-        self.lines.append(f"if type({held}) is not {cls} or {test}: {miss}")
+        self.lines.append(f"if {self.type}({held}) is not {cls} or {test}: {miss}")
 
     def build_outputs(self, signature: Signature, results: str) -> str:
         """Lines for in-place changes, and the expression of the module's own output structure."""
@@ -269,8 +296,16 @@ def _positionals_given(pairs: Sequence[tuple[Any, Any]], extra: tuple[Any, ...])
     return [*(default if value is UNSET else value for value, default in pairs[:last]), *extra]
 
 
-def _numpy_names(dtype: str) -> tuple[str, ...]:
-    return (np.dtype(dtype).str,)
+def _as_tensor(value: Any, dtype: np.dtype[Any]) -> torch.Tensor | None:
+    """An array as a tensor on the same memory; None for what is no such array, or none that torch can hold."""
+    if type(value) is not np.ndarray or value.dtype != dtype or any(stride < 0 for stride in value.strides):
+        return None
+    return torch.from_numpy(value if value.flags.writeable else value.copy())
+
+
+def overlap(tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Whether two of the tensors share memory: a write into one would be seen in the other."""
+    return len({t.untyped_storage().data_ptr() for t in tensors}) < len(tensors)
 
 
 def structured(executable: Executable, signature: Signature, form: CallForm) -> Callable[..., Any]:

@@ -118,7 +118,10 @@ class MethodDispatch:
         self._lock = threading.RLock()
         baked = not all(item.executable.live_weights for item in installed)
         by_address = any(item.executable.moved is not None for item in installed)
-        self.watch = WeightWatch(module, values=baked, addresses=by_address) if weights == "watched" else None
+        state = {name for item in installed for name in item.signature.facts.state}
+        self.watch = (
+            WeightWatch(module, values=baked, addresses=by_address, state=state) if weights == "watched" else None
+        )
         self._weights = [*module.parameters(), *module.buffers()]
         for entry in self.entries:
             if self.watch is not None and not entry.installed.executable.live_weights:
@@ -160,6 +163,7 @@ class MethodDispatch:
                 f"{w.name(torch.compiler.is_dynamo_compiling)}()",
                 f"{w.name(torch._C._functorch.peek_interpreter_stack)}() is not None",
                 f"{w.name(torch._C._len_torch_dispatch_stack)}()",
+                f"{w.name(torch._C._len_torch_function_stack)}()",
                 f"{w.name(torch._C._get_tracing_state)}() is not None",
             ]
             w.lines.append(f"if {' or '.join(tests)}: {original}")
@@ -175,6 +179,9 @@ class MethodDispatch:
         tensors = list(w.tensors)
         if tensors:
             self._emit_tensor_check(w, signature, tensors, miss)
+        if executable.flat:
+            w.check_identity(signature, miss)
+            w.check_contiguity(signature, miss)
         grad = w.name(torch.is_grad_enabled)
         wanted = w.name(self._wants_gradients)
         w.lines.append(f"if {grad}() and {wanted}(({''.join(t + ', ' for t in tensors)})): {original}")
@@ -208,7 +215,7 @@ class MethodDispatch:
             w.lines += [*shape, fits]
             return
         # Sizes can be read from plain tensors of the right rank only; everything else is judged in Python.
-        w.lines.append(f"if {' is '.join(f'type({t})' for t, _ in sized)} is {plain}:")
+        w.lines.append(f"if {' is '.join(f'{w.type}({t})' for t, _ in sized)} is {plain}:")
         w.lines.append(f"  if {' or '.join(f'{t}.dim() != {rank}' for t, rank in sized)}: {miss}")
         w.lines += [f"  {line}" for line in (*shape, fits)]
         w.lines += ["else:", f"  if not {learn}(None, {all_tensors}): {miss}"]
@@ -258,18 +265,25 @@ class MethodDispatch:
         watch = self.watch
         assert watch is not None
         watch.dirty = False
-        if watch.untouched() and not any(entry.stale for entry in self.entries):
+        baked = any(entry.digest is not None for entry in self.entries)
+        # Of a weight written through `.data`, samples may show nothing.
+        if not (asked and baked) and watch.untouched() and not any(entry.stale for entry in self.entries):
             watch.suspect = False
             return
         same_kind = watch.same_kind()
-        baked = any(entry.digest is not None for entry in self.entries)
-        digest = content_digest(self.module) if baked and same_kind else ""
+        attributes = watch.changed_attributes()
+        if same_kind and attributes:
+            watch.found = f"attribute {attributes[0]!r} was changed"
+        same = same_kind and not attributes
+        digest = content_digest(self.module) if baked and same else ""
         for entry in self.entries:
             if entry.digest is None:
-                entry.stale = not same_kind or (self._moved(entry) and not (asked and self._refreshed(entry)))
+                # Graphs replayed by address hold attributes as constants; other live executables look themselves.
+                fits = same if entry.installed.executable.moved is not None else same_kind
+                entry.stale = not fits or (self._moved(entry) and not (asked and self._refreshed(entry)))
             elif entry.digest == digest:
                 entry.stale = False
-            elif same_kind and self._refreshed(entry):
+            elif same and self._refreshed(entry):
                 entry.digest, entry.stale = digest, False
             else:
                 entry.stale = True
@@ -334,9 +348,11 @@ class MethodDispatch:
         """Why a call fits no signature: how it differs from the nearest one."""
         try:
             flat = flatten_call(self.form.normalize(args, kwargs))
+            reasons = [self._differs(entry.installed.signature, flat) for entry in self.entries]
         except TypeError as error:
             return str(error)
-        reasons = [self._differs(entry.installed.signature, flat) for entry in self.entries]
+        except Exception as error:  # the caller's objects may not even be printed
+            return f"the call can't be described: {type(error).__name__}"
         return min(reasons, key=lambda r: r[0])[1]
 
     def _structure_differs(self, signature: Signature, flat: Flat) -> str:
@@ -371,4 +387,6 @@ class MethodDispatch:
             for x, leaf in zip(flat.leaves, signature.leaves, strict=True)
             if isinstance(leaf, TensorLeaf)
         )
-        return 1, TensorCheck(signature).problem(tensors) or "the arguments' classes differ"
+        return 1, TensorCheck(signature).problem(
+            tensors
+        ) or "inputs are one tensor, share memory or are laid out otherwise than when tuned"

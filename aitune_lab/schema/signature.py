@@ -146,6 +146,8 @@ class Signature:
     outputs: Node = LEAF
     output_leaves: tuple[Leaf, ...] = ()
     autocast: tuple[tuple[str, str], ...] = ()
+    shared: tuple[tuple[int, ...], ...] = ()
+    """Groups of tensor leaves, by number, that are one and the same object; all others are different objects."""
     facts: Facts = field(default_factory=Facts)
 
     @cached_property
@@ -158,6 +160,7 @@ class Signature:
                 [sorted((k, str(v)) for k, v in vars(leaf).items()) for leaf in self.leaves],
                 [[s.name, s.min, s.max] for s in self.symbols],
                 self.autocast,
+                self.shared,
             ]
         )
         return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..capture.probe import autocast_of, seeded
-from ..capture.recorder import Recording, Sample, clone_leaf
+from ..capture.recorder import Recording, Sample, clone_leaves
 from ..capture.signature import RecordedSignature
 from ..capture.state import Snapshot
 from ..capture.structure import Flat, flatten, flatten_call, is_tensor, unflatten_call
@@ -88,7 +88,7 @@ class Bench:
         The module's state is put back.
         """
         signature = self.recorded.signature
-        leaves = [clone_leaf(x) for x in sample.leaves]
+        leaves = clone_leaves(sample.leaves)
         args, kwargs = self.recording.form.arguments(unflatten_call(sample.node, leaves))
         snapshot = Snapshot(self.recording.module) if signature.facts.state else None
         try:

@@ -191,6 +191,9 @@ class Tuner:
             yield self._log("checking the tuned target end to end")
             self.end_to_end = self._check_end_to_end(prepared)
             yield self._log(self.end_to_end.sentence, "info" if self.end_to_end.within_budget else "warning")
+            if self.end_to_end.within_budget is False and not any(choice.accepted_error for choice in self.choices):
+                advice = "aitune_lab.unwrap(target) takes the choices back"
+                warnings.warn(f"{self.end_to_end.sentence}; {advice}", AituneWarning, stacklevel=3)
         yield self._event(
             "run_finished",
             data={
