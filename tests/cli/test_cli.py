@@ -17,12 +17,13 @@ import torch
 from rich.console import Console
 
 from aitune_lab import cli
+from aitune_lab.capture.inspector import inspect
 from aitune_lab.cli import EXIT_CODES, load_target, main, make_parser, plan_of
 from aitune_lab.errors import PlanError, TargetError
-from aitune_lab.report.terminal import print_blocks, progress_of
+from aitune_lab.report.terminal import inspection_blocks, print_blocks, progress_of
 from aitune_lab.schema import Candidate, Rule, StrategyConfig
 from aitune_lab.testing.models import Mlp, Pair
-from aitune_lab.testing.scripted import ScriptedMeter, scripted_backend
+from aitune_lab.testing.scripted import ScriptedBackend, ScriptedMeter, scripted_backend
 from aitune_lab.tuning import api
 from aitune_lab.tuning.options import TuneOptions
 from aitune_lab.tuning.session import read_journal, replay
@@ -48,6 +49,7 @@ def make():
 
 def samples(): return Pipe(), [torch.randn(8) for _ in range(8)]
 def no_pair(): return Pipe()
+def number(): return 3
 def no_modules(): return object(), [1]
 def no_data(): return Pipe(), []
 def wrong_data(): return Pipe(), [torch.randn(2, 9)]
@@ -193,7 +195,7 @@ def test_an_interrupt_cancels(meter: Callable[..., None], capsys: pytest.Capture
 
     meter(interrupted)
     assert tune("--output", "out.ait", "--report", "run.json") == 130
-    assert "cancelled; the target is as it was" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("cancelled; the target is as it was") == 1
     assert replay(read_journal("run.json")).status == "cancelled"
     assert not (tmp_path / "out.ait").exists()
 
@@ -225,6 +227,9 @@ def test_an_interrupt_cancels(meter: Callable[..., None], capsys: pytest.Capture
         (["tune", "targets:make", "--output", "no/folder/x.ait"], "can't be written"),
         (["tune", "targets:make", "--output", "."], "is a folder"),
         (["tune", "targets:make", "--report", "x", "--output", "x"], "must be two files"),
+        (["tune", "targets:make", "--dry-run", "--output", "no/folder/x.ait"], "can't be written"),
+        (["tune", "targets:make", "--exclude", "foo"], "--exclude foo: backend must be one of .*got 'foo'"),
+        (["tune", "targets:number"], "but returned an int"),
         (["show", "none.ait"], "none.ait"),
     ],
 )
@@ -232,7 +237,10 @@ def test_bad_input_is_one_clear_line(arguments: list[str], said: str, capsys: py
     if arguments[0] == "tune" and "--backend" not in arguments:
         arguments = [*arguments, "--backend", "scripted"]
     assert main(arguments) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
+    err = capsys.readouterr().err
+    last = err.strip().splitlines()[-1]
+    assert "Errno" not in last
+    assert err.count(last.removeprefix("error: ")) == 1  # progress doesn't say it too
     assert last.startswith("error: ")
     assert re.search(said, last)
     assert "Traceback" not in last
@@ -278,6 +286,30 @@ def test_options_become_a_plan(tmp_path: Path) -> None:
     )
     assert plan.strategy == StrategyConfig("MinLatency")
     assert (plan.limits.max_seconds, plan.tolerance.accuracy, plan.tolerance.max_relative_error) == (5, "exact", 0.5)
+
+
+@pytest.mark.usefixtures("meter")
+def test_another_suffix_is_remarked_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune("--dry-run", "--output", "out.pt") == 0
+    assert "note: out.pt will be a .ait file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [80, 130])
+def test_tables_fit_the_terminal(width: int) -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, color_system=None, width=width)
+    with scripted_backend():
+        options = TuneOptions(backends=("scripted", ScriptedBackend(latency_ms=0.9)), meter=ScriptedMeter())
+        target, data = Pair(Mlp(), Mlp()).eval(), [torch.randn(2, 4), torch.randn(3, 4)]
+        result = api.run(Tuner(target, data, options=options))
+        inspection = inspect(Pair(Mlp(), Mlp()).eval(), data)
+    from aitune_lab.report.results import result_blocks
+
+    print_blocks(console, [*inspection_blocks(inspection, max_depth=1), *result_blocks(result)])
+    text = file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "deeper than 1 level not shown" in text
+    assert ("eager ms" in text) == (width > 110)
 
 
 def test_a_file_may_import_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
