@@ -1,11 +1,12 @@
-"""Notices that a tuned module's weights changed, at next to no cost per call.
+"""Notices that a tuned module's weights, structure or attributes changed, at next to no cost per call.
 
 Changes that go through `nn.Module` are seen at once, as events: `.to()`, `.half()` and the like (`_apply`),
 `load_state_dict` (`assign=True` too), `train()`, a parameter, buffer or submodule registered or replaced, also by
-`functional_call`, on any submodule. What raises no event (`p.data = t`, in-place edits, `child.training = True`) is found
-by a rotating check of identity, address and version, a few tensors per call; writes that leave even the version alone
-(`p.data.add_`, numpy) by comparing sampled elements. Both have gone over every tensor within about a second of calls; the
-first within 100 calls for up to 400 tensors.
+`functional_call`, on any submodule, and forward hooks registered on one. What raises no event (`p.data = t`, in-place
+edits, `child.training = True`, `del layers[-1]`, `bn.eps = 1.0`, `child.forward = f`) is found by a rotating check of
+identity, address and version, a few tensors and submodules per call; writes that leave even the version alone
+(`p.data.add_`, numpy) by comparing sampled elements. Both have gone over everything within about a second of calls; the
+first within 100 calls for up to 400 tensors and submodules.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from operator import is_
+from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ import torch.nn.utils._named_member_accessor
 
 from ..capture.state import version_of
 from ..capture.swap import SwappedMethod, restore, swap
+from .traits import around, assigned_forward, parts_of, plain_attributes
 
 SAMPLED_ELEMENTS = 64
 """Of each tensor, compared by content."""
@@ -36,6 +38,11 @@ _EVENTS = {
     "_load_from_state_dict": "load_state_dict was called",
     "train": "train() or eval() was called",
 }
+_SUBMODULE_EVENTS = {
+    "register_forward_hook": "a forward hook was registered on a submodule",
+    "register_forward_pre_hook": "a forward pre-hook was registered on a submodule",
+}
+"""Hooks of the watched module itself run around the tuned method; only those of its submodules are lost."""
 CALLS_PER_ROUND = 100
 TENSORS_PER_CALL = 4
 
@@ -131,17 +138,30 @@ class WeightWatch:
         module: the module; the watch holds it weakly.
         values: whether values matter; without, only what events tell (kinds, training) is watched.
         addresses: whether it matters where the weights lie, whatever their values.
+        state: names of attributes (with the submodule's path) that calls change themselves. All other numbers, strings
+            and tuples in attributes are watched where values or addresses matter: what was traced holds them as constants.
     """
 
-    def __init__(self, module: torch.nn.Module, *, values: bool = True, addresses: bool = False) -> None:
+    def __init__(
+        self, module: torch.nn.Module, *, values: bool = True, addresses: bool = False, state: Collection[str] = ()
+    ) -> None:
         self.module = weakref.ref(module)
-        self.values, self.addresses = values, addresses
+        self.values, self.addresses, self._state = values, addresses, frozenset(state)
         self.dirty = False
         self.suspect = False
         self.found = ""
         self._swaps: list[SwappedMethod] = []
         self._calls = itertools.count()
+        self._attributes = plain_attributes(module, self._state) if values or addresses else {}
+        self._kind = self._kind_of(module)
+        self._parts = [weakref.ref(part) for part in parts_of(module)]
         self._take(module)
+
+    @staticmethod
+    def _kind_of(module: torch.nn.Module) -> tuple[Any, ...]:
+        """What must be the same whatever the values."""
+        tensors = [(t.shape, t.dtype, t.device) for t in (holder[name] for holder, name in slots_of(module))]
+        return tensors, [child.training for child in module.modules()], around(module)
 
     def _take(self, module: torch.nn.Module) -> None:
         """Remember the weights as they are now."""
@@ -152,16 +172,14 @@ class WeightWatch:
             self._pointers = [t.data_ptr() if t.layout is torch.strided else 0 for t in self.tensors]
             self._versions = [version_of(t) for t in self.tensors]
             self._samples = _samples_of(self.tensors if self.values else [])
-            self._metadata = [(t.shape, t.dtype, t.device) for t in self.tensors]
-            self._training = [child.training for child in module.modules()]
         self._rounds = self._shares(module)
         self._on_cuda = any(t.is_cuda for t in self.tensors)
         self._interval = SAMPLE_SECONDS["cuda" if self._on_cuda else "cpu"]
         self._next_sample = time.monotonic() + self._interval
         self._sample_at = 0
 
-    def _shares(self, module: torch.nn.Module) -> list[tuple[list[Any], list[Any], list[Any]]]:
-        """What to look at in each call of a round: tensors, tensors that have no version, training flags."""
+    def _shares(self, module: torch.nn.Module) -> list[tuple[list[Any], ...]]:
+        """What to look at in each call of a round: tensors, tensors that have no version, attributes, children."""
         versioned: list[Any] = []
         unversioned: list[Any] = []
         for (holder, name), tensor, address, version in zip(
@@ -174,10 +192,20 @@ class WeightWatch:
                 versioned.append((*row, version))
             elif self.values or self.addresses:
                 unversioned.append(row)
-        flags = [(child.__dict__, child.training) for child in module.modules()]
-        most = max(len(versioned) + len(unversioned), len(flags))
+        attributes: list[Any] = []
+        parents: list[Any] = []
+        for path, child in module.named_modules():
+            entries = vars(child)
+            # All of a submodule's in one operation; no name stands for the forward of the module itself, which is ours.
+            pick = itemgetter(*(key for key in entries if key == "training" or (path, key) in self._attributes))
+            forward = "" if child is module else "forward"
+            attributes.append((pick, entries, pick(entries), forward, entries.get(forward)))
+            if child._modules:
+                parents.append((child._modules, tuple(child._modules.values())))
+        most = max(len(versioned) + len(unversioned), len(attributes))
         calls = max(min(most, CALLS_PER_ROUND), -(-most // TENSORS_PER_CALL))
-        return [(versioned[i::calls], unversioned[i::calls], flags[i::calls]) for i in range(calls)]
+        rows = versioned, unversioned, attributes, parents
+        return [tuple(kind[i::calls] for kind in rows) for i in range(calls)]
 
     def start(self) -> None:
         """Listen to events on the module and its submodules."""
@@ -185,9 +213,9 @@ class WeightWatch:
         assert module is not None
         listen(module, self)
         for child in module.modules():
-            for method in _EVENTS:
-                if not isinstance(child, torch.jit.ScriptModule):
-                    self._swaps.append(self._event(child, method))
+            if not isinstance(child, torch.jit.ScriptModule):
+                events = _EVENTS if child is module else {**_EVENTS, **_SUBMODULE_EVENTS}
+                self._swaps += [self._event(child, method, words) for method, words in events.items()]
 
     def stop(self) -> None:
         unlisten(self)
@@ -195,9 +223,8 @@ class WeightWatch:
             restore(entry)
         self._swaps.clear()
 
-    def _event(self, child: torch.nn.Module, method: str) -> SwappedMethod:
+    def _event(self, child: torch.nn.Module, method: str, words: str) -> SwappedMethod:
         holder: list[SwappedMethod] = []
-        words = _EVENTS[method]
         watch = weakref.ref(self)
 
         def changed(*args: Any, **kwargs: Any) -> Any:
@@ -223,17 +250,32 @@ class WeightWatch:
     def look(self) -> bool:
         """The share of the rotating check that is due at this call."""
         rounds = self._rounds
-        versioned, unversioned, flags = rounds[next(self._calls) % len(rounds)]
+        versioned, unversioned, attributes, parents = rounds[next(self._calls) % len(rounds)]
         for get, name, tensor, address_of, address, version in versioned:
             if get(name) is not tensor or address_of() != address or tensor._version != version:
                 return self._found("a weight was replaced or written in place")
         for get, name, tensor, address_of, address in unversioned:
             if get(name) is not tensor or address_of() != address:
                 return self._found("a weight was replaced")
-        for entries, training in flags:
-            if entries["training"] is not training:
-                return self._found("the training mode of a submodule changed")
+        try:
+            for pick, entries, values, forward, function in attributes:
+                if pick(entries) != values:
+                    return self._found("the training mode or an attribute of a submodule changed")
+                if entries.get(forward) is not function and self._forward_changed(entries, function):
+                    return self._found("the forward of a submodule was replaced")
+            for children, remembered in parents:
+                if tuple(children.values()) != remembered:
+                    return self._found("a submodule was added, removed or replaced")
+        except Exception:  # an attribute was deleted, or holds what can't be compared
+            return self._found("an attribute of a submodule changed")
         return time.monotonic() < self._next_sample or self._compare_samples()
+
+    @staticmethod
+    def _forward_changed(entries: dict[str, Any], function: Any) -> bool:
+        """Whether it is the user who put another `forward` there, or took it away, and not we."""
+        while isinstance(function, SwappedMethod):
+            function = function.previous
+        return assigned_forward(entries) is not function
 
     def _found(self, what: str) -> bool:
         self.mark(what)
@@ -255,7 +297,7 @@ class WeightWatch:
         return True
 
     def untouched(self) -> bool:
-        """Whether every weight and training flag is the very one remembered, by identity, address, version, sample."""
+        """Whether all is as remembered, and every weight the very one, by identity, address, version and sample."""
         module = self.module()
         if module is None:
             return False
@@ -263,28 +305,35 @@ class WeightWatch:
         return (
             len(slots) == len(self._slots)
             and all(map(is_, [holder[name] for holder, name in slots], self.tensors))
-            and [child.training for child in module.modules()] == self._training
+            and self.same_kind()
+            and not self.changed_attributes()
             and self._pointers == [t.data_ptr() if t.layout is torch.strided else 0 for t in self.tensors]
             and self._versions == [version_of(t) for t in self.tensors]
             and not any(sample.differ() for sample in self._samples)
         )
 
     def same_kind(self) -> bool:
-        """Whether shapes, dtypes, devices and training flags are those remembered, whatever the values."""
+        """Whether submodules, their hooks, training flags, shapes, dtypes and devices are those of the first look."""
         module = self.module()
         if module is None:
             return False
-        tensors = [holder[name] for holder, name in slots_of(module)]
-        kinds = [(t.shape, t.dtype, t.device) for t in tensors]
-        return kinds == self._metadata and [child.training for child in module.modules()] == self._training
+        parts = parts_of(module)
+        same_parts = len(parts) == len(self._parts) and all(r() is p for r, p in zip(self._parts, parts, strict=True))
+        return same_parts and self._kind == self._kind_of(module)
+
+    def changed_attributes(self) -> list[str]:
+        """Names of the attributes watched whose values are not those of the first look."""
+        module = self.module()
+        if module is None or not self._attributes:
+            return []
+        now = plain_attributes(module, self._state)
+        return [".".join(filter(None, name)) for name, text in self._attributes.items() if now.get(name) != text]
 
     def accept(self) -> None:
-        """Watch the weights as they stand now. Shapes, dtypes and devices stay those of the first look."""
+        """Watch the weights as they stand now. Kinds, submodules and attributes stay those of the first look."""
         module = self.module()
         if module is not None:
-            metadata, training = self._metadata, self._training
             self._take(module)
-            self._metadata, self._training = metadata, training
 
 
 _listeners: weakref.WeakKeyDictionary[torch.nn.Module, weakref.WeakSet[WeightWatch]] = weakref.WeakKeyDictionary()

@@ -325,3 +325,198 @@ def test_weights_that_go_while_watched_are_freed(pair: Pair) -> None:
     gc.collect()
     assert storage() is None
     unwrap(pair)
+
+
+class Constants(nn.Module):
+    """Numbers, flags, strings and tuples in attributes, its own and those of submodules, all of which are baked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.activation = nn.LeakyReLU(0.1)
+        self.norm = nn.BatchNorm1d(4)
+        self.scale = 1.0
+        self.mode = "plain"
+        self.window = (1, 2)
+        self.signed = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        y: torch.Tensor = self.norm(self.activation(x)) * self.scale * self.window[0]
+        y = torch.tanh(y) if self.mode == "tanh" else y
+        return y if self.signed else y.abs()
+
+
+ATTRIBUTES: dict[str, tuple[Callable[[Constants], Any], Callable[[Constants], Any]]] = {
+    "number": (lambda m: setattr(m, "scale", 5.0), lambda m: setattr(m, "scale", 1.0)),
+    "number, now a tensor": (lambda m: setattr(m, "scale", torch.ones(4)), lambda m: setattr(m, "scale", 1.0)),
+    "flag": (lambda m: setattr(m, "signed", False), lambda m: setattr(m, "signed", True)),
+    "string": (lambda m: setattr(m, "mode", "tanh"), lambda m: setattr(m, "mode", "plain")),
+    "tuple": (lambda m: setattr(m, "window", (3, 2)), lambda m: setattr(m, "window", (1, 2))),
+    "of a submodule": (
+        lambda m: setattr(m.activation, "negative_slope", 5.0),
+        lambda m: setattr(m.activation, "negative_slope", 0.1),
+    ),
+    "eps": (lambda m: setattr(m.norm, "eps", 3.0), lambda m: setattr(m.norm, "eps", 1e-5)),
+}
+
+
+def swap_layers(module: Constants) -> None:
+    layers = module.layers._modules
+    layers["0"], layers["1"] = layers["1"], layers["0"]
+
+
+STRUCTURE: dict[str, Callable[[Constants], Any]] = {
+    "del": lambda m: m.layers.__delitem__(-1),
+    "pop": lambda m: m.layers.pop(0),
+    "insert": lambda m: m.layers.insert(1, nn.Tanh()),
+    "insert one that is there": lambda m: m.layers.insert(1, m.layers[0]),
+    "two exchanged": swap_layers,
+    "append": lambda m: m.layers.append(nn.Tanh()),
+    "forward of a submodule assigned": lambda m: setattr(m.activation, "forward", lambda x: x * 100),
+}
+HOOKS: dict[str, Callable[[Constants], Any]] = {
+    "forward hook": lambda m: m.layers[0].register_forward_hook(lambda _, args, y: y * 10),
+    "forward pre-hook": lambda m: m.activation.register_forward_pre_hook(lambda _, args: (args[0] - 3,)),
+}
+SCALED = {"error": "scaled"}
+
+
+def scaled(option: str) -> Constants:
+    """Installed so that calls which an executable answers can be told: they give 1.5 times the original's result."""
+    module = Constants().eval()
+    install_scripted(module, X, weights=option, **SCALED)
+    torch.testing.assert_close(module(X), 1.5 * Constants.forward(module, X))
+    return module
+
+
+@pytest.mark.parametrize("option", ["baked", "refreshable"])
+@pytest.mark.parametrize("attribute", ATTRIBUTES)
+def test_changed_attribute_is_seen_within_100_calls_and_by_refresh(attribute: str, option: str) -> None:
+    change, put_back = ATTRIBUTES[attribute]
+    module = scaled(option)
+    change(module)
+    quiet(module, 100)
+    torch.testing.assert_close(quiet(module), Constants.forward(module, X))
+    assert refresh(module) is False
+    put_back(module)
+    assert refresh(module) is True
+    torch.testing.assert_close(module(X), 1.5 * Constants.forward(module, X))
+    change(module)
+    assert refresh(module) is False
+    torch.testing.assert_close(quiet(module), Constants.forward(module, X))
+    assert all("attribute '" in reason and "was changed" in reason for reason in stats(module).methods[0].to_original)
+
+
+def test_live_executables_look_at_attributes_themselves() -> None:
+    module = scaled("live")
+    for change, _ in ATTRIBUTES.values():
+        change(module)
+        torch.testing.assert_close(module(X), 1.5 * Constants.forward(module, X))
+    quiet(module, 200)
+    assert stats(module).methods[0].to_original == {}
+
+
+def test_attributes_set_to_equal_values_and_those_that_calls_change_are_no_change() -> None:
+    class Counts(Constants):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls = self.calls + 1
+            return super().forward(x)
+
+    module = Counts().eval()
+    module.calls = 0
+    install_scripted(module, X, weights="baked")
+    for number in range(250):
+        module.calls, module.scale, module.window = number + 1000, float(str(1.0)), (int("1"), 2)
+        module(X)
+    assert refresh(module) is True
+    assert stats(module).dispatched == 250
+
+
+@pytest.mark.parametrize("option", ["baked", "refreshable", "live"])
+@pytest.mark.parametrize("change", STRUCTURE)
+def test_changed_structure_is_seen_within_100_calls_and_by_refresh(change: str, option: str) -> None:
+    module = scaled(option)
+    STRUCTURE[change](module)
+    quiet(module, 100)
+    torch.testing.assert_close(quiet(module), Constants.forward(module, X))
+    assert refresh(module) is False
+    module = scaled(option)
+    STRUCTURE[change](module)
+    assert refresh(module) is False
+    torch.testing.assert_close(quiet(module), Constants.forward(module, X))
+
+
+def test_forward_of_a_submodule_taken_back_by_the_user_holds_again() -> None:
+    module = scaled("baked")
+    module.activation.forward = lambda x: x * 100
+    assert refresh(module) is False
+    del module.activation.forward
+    assert refresh(module) is True
+    torch.testing.assert_close(module(X), 1.5 * Constants.forward(module, X))
+
+
+def test_a_submodule_tuned_on_its_own_later_is_no_change() -> None:
+    module = scaled("baked")
+    install_scripted(module.activation, X)
+    for _ in range(200):
+        module(X)
+    unwrap(module.activation)
+    for _ in range(200):
+        module(X)
+    assert refresh(module) is True
+    assert stats(module).methods[0].to_original == {}
+
+
+@pytest.mark.parametrize("option", ["baked", "refreshable", "live"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hook_on_a_submodule_runs_at_the_next_call_and_executables_return_with_its_removal(
+    hook: str, option: str
+) -> None:
+    module = scaled(option)
+    plain = Constants.forward(module, X)
+    handle = HOOKS[hook](module)
+    with pytest.warns(AituneWarning, match="hook was registered on a submodule") as seen:  # noqa: PT031
+        for _ in range(3):
+            y = module(X)
+            torch.testing.assert_close(y, Constants.forward(module, X))
+            assert not torch.allclose(y, plain)
+    assert len(seen) == 1
+    assert refresh(module) is False
+    handle.remove()
+    assert refresh(module) is True
+    torch.testing.assert_close(module(X), 1.5 * plain)
+
+
+def test_hook_of_the_tuned_module_itself_runs_around_the_executable() -> None:
+    module = scaled("baked")
+    plain = Constants.forward(module, X)
+    module.register_forward_hook(lambda _, args, y: y + 1)
+    torch.testing.assert_close(module(X), 1.5 * plain + 1)
+    assert refresh(module) is True
+
+
+@pytest.mark.parametrize("option", ["baked", "refreshable"])
+def test_refresh_sees_one_row_written_through_data_that_no_sample_shows(option: str) -> None:
+    table = nn.Embedding(5000, 4).eval()
+    install_scripted(table, torch.tensor([1234, 7]), weights=option)
+    table(torch.tensor([1234, 7]))
+    table.weight.data[1234] = torch.arange(4.0)
+    assert refresh(table) is (option == "refreshable")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AituneWarning)
+        assert torch.equal(table(torch.tensor([1234, 7])), table.weight[[1234, 7]])
+
+
+def test_class_of_a_submodule_changed_is_seen_by_refresh() -> None:
+    class Tenfold(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 10 * super().forward(x)
+
+    module = scaled("baked")
+    module.layers[0].__class__ = Tenfold
+    assert refresh(module) is False
+    torch.testing.assert_close(quiet(module), Constants.forward(module, X))
