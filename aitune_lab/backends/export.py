@@ -207,6 +207,7 @@ def export_program(job: BuildJob, strict: bool = False) -> tuple[ExportedProgram
             # Named dimensions fail also for harmless reasons (a derived relation): look at what tracing would settle on.
             program = _export(flat, tensors, _dims(job.signature, auto=True), strict)
     _read_back(program, job)
+    _check_guards(program, job.signature)
     names = [s.name for s in job.signature.symbols]
     return program, ((f"dynamic: {', '.join(names)}",) if names else ())
 
@@ -237,6 +238,46 @@ def _dims(signature: Signature, *, auto: bool) -> tuple[dict[int, Any], ...]:
         return symbol if factor == 1 else factor * symbol
 
     return tuple({i: of(d) for i, d in enumerate(leaf.dims) if dim_symbol(d)} for leaf in signature.tensor_leaves)
+
+
+class _Sized:
+    """Stands for an input in the conditions that tracing met: it has a size and nothing else."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+
+    def size(self) -> tuple[int, ...]:
+        return self.sizes
+
+
+def _check_guards(program: ExportedProgram, signature: Signature) -> None:
+    """Refuse if the graph holds only under a condition on sizes (`if x.shape[0] == 5`) that some size in range breaks.
+
+    Exporting keeps such conditions as code on the program, and the graph's own files know nothing of them. Sizes 0 and
+    1 are left to the comparison: tracing takes them as fixed in any case.
+    """
+    guards: list[str] = getattr(program, "_guards_code", None) or []
+    for code in guards:
+        for sizes in _sizes_in_range(signature):
+            inputs = [_Sized(tuple(evaluate_dim(dim, sizes) for dim in leaf.dims)) for leaf in signature.tensor_leaves]
+            try:
+                holds = eval(code, {"__builtins__": {}}, {"L": {"tensors": inputs}})  # noqa: S307 - torch's own code
+            except Exception:  # a condition on something else than sizes
+                break
+            if not holds:
+                at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+                readable = code.replace("L['tensors']", "inputs").replace(".size()", ".shape")
+                raise Refused(
+                    f"the code depends on the size of its inputs: the graph needs {readable}, which breaks at {at}"
+                )
+
+
+def _sizes_in_range(signature: Signature) -> Iterator[dict[str, int]]:
+    """Each symbol over its range while the others are at their usual size; at most a few thousand in all."""
+    usual = {s.name: max(2, s.opt) for s in signature.symbols}
+    for symbol in signature.symbols:
+        for size in range(max(2, symbol.min), min(symbol.max, symbol.min + 4096) + 1):
+            yield {**usual, symbol.name: size}
 
 
 def _read_back(program: ExportedProgram, job: BuildJob) -> None:
