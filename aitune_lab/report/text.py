@@ -209,7 +209,7 @@ def _candidate_row(
         "eager": _latency(beside),
         "speedup": speedup,
         "error_class": (error_class or "")
-        + (f" ({times(factor)}× eager's)" if error_class and factor is not None else ""),
+        + (f" ({times(factor)}× eager's)" if error_class and error_class != "refused" and factor is not None else ""),
         "relative_l2": error(comparison.relative_l2) if comparison is not None else "",
         "build": number(trial.build_seconds) if trial.build_seconds else "",
         "status": _status(trial, choice if chosen else None, choice),

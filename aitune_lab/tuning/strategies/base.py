@@ -147,7 +147,9 @@ class Strategy(ABC):
                 losers[contender.label] = special.get(contender.label) or self.why_lost(contender, winner, context)
         looks = tuple(contender.trial for contender in pending)
         if winner is None:
-            reason = self.why_eager([t for t in trials if t.candidate != eager.candidate], contenders, order, pending, losers, context)
+            reason = self.why_eager(
+                [t for t in trials if t.candidate != eager.candidate], contenders, order, pending, losers, context
+            )
             return Decision(eager, reason, losers, looks)
         losers[eager.candidate.label] = self.why_eager_lost(winner, eager)
         return Decision(winner.trial, self.why_won(winner), losers, looks)
@@ -232,4 +234,7 @@ def _what_became(trials: Sequence[Trial], losers: Mapping[str, str], context: Ch
     cure = "; measure again on a quieter machine" if any("disturbed" in kind for kind in kinds) else ""
     if len(kinds) == 1:
         return f"the only candidate, {next(iter(losers))}, {kinds[0]}{cure}"
-    return f"of {len(kinds)} candidates {tally(kinds)}{cure}"
+    counts = tally(kinds)
+    if len(set(kinds)) == 1:
+        return f"all {len(kinds)} candidates {counts.partition(' ')[2]}{cure}"
+    return f"of {len(kinds)} candidates {counts}{cure}"

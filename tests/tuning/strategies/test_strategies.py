@@ -91,6 +91,24 @@ def test_the_next_best_wins_if_the_best_fails_its_second_look(make: Make) -> Non
     assert "not again in the second look" in decision.losers["inductor"]
 
 
+def test_why_no_candidate_counts_is_said_by_kind(make: Make) -> None:
+    eager = make("eager", {8: 6.52})
+    disturbed = [make(name, {8: 3.1}, eager={8: 6.52}, disturbed="other load") for name in ("a", "b")]
+    wrong = make("c", {8: 1.0}, eager={8: 6.52}, error_class="refused", relative_l2=0.5)
+    limit = ChoiceContext(not_tried={"d": "not tried: the run's limit of 5 s was reached"})
+
+    def reason(trials: list[Trial], context: ChoiceContext | None = None) -> str:
+        return MinLatencyStrategy().choose(trials, eager, context or ChoiceContext()).reason
+
+    assert reason([*disturbed, wrong], limit) == (
+        "eager stays: of 4 candidates 2 were right but disturbed by other load, "
+        "1 was not tried (the run's limit of 5 s was reached), 1 was out of tolerance; measure again on a quieter machine"
+    )
+    assert reason([wrong]) == "eager stays: the only candidate, c, was out of tolerance"
+    assert reason(disturbed).startswith("eager stays: all 2 candidates were right but disturbed by other load;")
+    assert reason([]) == "eager stays: no candidate was tried"
+
+
 def test_slower_candidates_need_no_second_look(make: Make) -> None:
     eager = make("eager", {1: 1.0})
     decision = MinLatencyStrategy().choose([make("inductor", {1: 2.0})], eager, ChoiceContext())
