@@ -149,3 +149,26 @@ def test_weights_moved_before_the_dispatch_was_made(pair: Pair) -> None:
     install_all([prepare(pair, "forward", "", graph.installed.entries, graph.installed.plan)])
     torch.testing.assert_close(quiet(pair), expected(pair))
     assert stats(pair).dispatched == 0
+
+
+def test_attribute_changed_after_capture_is_seen_because_a_graph_holds_it_as_a_constant() -> None:
+    class Scaled(Pair):
+        scale = 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.scale
+
+    module = Scaled().eval().requires_grad_(False)
+    module.scale = 1.0
+    ByAddress(module, can_refresh=True)
+    plain = module(X)
+    module.scale = 5.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AituneWarning)
+        for _ in range(101):
+            y = module(X)
+    torch.testing.assert_close(y, 5 * plain)
+    assert refresh(module) is False
+    module.scale = 1.0
+    assert refresh(module) is True
+    torch.testing.assert_close(module(X), plain)
