@@ -95,7 +95,9 @@ class EndToEnd:
             parts.append(f"outputs out of tolerance: {self.comparison.problem}")
         else:
             off = error(self.comparison.relative_l2)
-            parts.append(f"outputs {self.comparison.error_class} (relative L2 {off} over {counted(self.items, 'call')})")
+            parts.append(
+                f"outputs {self.comparison.error_class} (relative L2 {off} over {counted(self.items, 'call')})"
+            )
         if self.metric_eager is not None and self.metric_tuned is not None:
             parts.append(f"metric {number(self.metric_tuned)} against {number(self.metric_eager)}")
         if self.metric is not None:
