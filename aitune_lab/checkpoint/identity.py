@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from ..capture.structure import type_key
 from ..errors import CheckpointError
 from ..schema import ModuleIdentity
+from .structure import class_name, same_class, structure_mismatch, structure_of
 
 _CHUNK_BYTES = 64 << 20
 
 
-def class_name(value: Any) -> str:
-    """`module:qualname` of an object's class, equal in every process that imports it from the same place."""
-    # Local classes of one name are numbered within a process.
-    return type_key(type(value)).partition("#")[0]
-
-
 def identity_of(path: str, module: torch.nn.Module) -> ModuleIdentity:
-    """Class, parameters and buffers (name, shape, dtype) and their content's digest.
+    """Class, parameters and buffers (name, shape, dtype), their content's digest, and the submodules' settings.
 
     Raises CheckpointError for tensors that hold no values (meta device) or can't be read as bytes.
     """
@@ -31,13 +26,20 @@ def identity_of(path: str, module: torch.nn.Module) -> ModuleIdentity:
         digest = weights_digest(module)
     except CheckpointError as error:
         raise CheckpointError(f"the weights of module {path!r} cannot be identified: {error}") from None
-    return ModuleIdentity(path, class_name(module), _described(module), digest)
+    return ModuleIdentity(path, class_name(module), _described(module), digest, structure_of(module))
 
 
-def mismatch(saved: ModuleIdentity, module: torch.nn.Module, *, weights: bool) -> str | None:
-    """Why a module is not the saved one, in words; None if it is. Values are compared if `weights` says so."""
+def mismatch(
+    saved: ModuleIdentity, module: torch.nn.Module, *, weights: bool, state: Collection[str] = ()
+) -> str | None:
+    """Why a module is not the saved one, in words; None if it is.
+
+    Args:
+        weights: compare the weights' values too.
+        state: attributes (with the submodule's path) that calls change, which therefore may differ.
+    """
     own = class_name(module)
-    if not _same_class(saved.type, own):
+    if not same_class(saved.type, own):
         return f"its class is {own}, but was {saved.type}"
     there = {name: (shape, dtype) for name, shape, dtype in saved.parameters}
     here = {name: (shape, dtype) for name, shape, dtype in _described(module)}
@@ -49,6 +51,9 @@ def mismatch(saved: ModuleIdentity, module: torch.nn.Module, *, weights: bool) -
         if here[name] != (shape, dtype):
             own_shape, own_dtype = here[name]
             return f"{name} is {own_dtype}{list(own_shape)}, but was {dtype}{list(shape)}"
+    problem = structure_mismatch(saved.structure, module, state) if saved.structure else None
+    if problem is not None:
+        return problem
     if weights and weights_digest(module) != saved.weights_digest:
         return "its weights have other values: load the weights it was tuned with, or tune this one and save again"
     return None
@@ -116,12 +121,6 @@ def _dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise CheckpointError(f"a {tensor.dtype} tensor of layout {tensor.layout} cannot be read as bytes")
     return [tensor]
-
-
-def _same_class(saved: str, own: str) -> bool:
-    """Equal names; a class of a script or notebook (`__main__`) may come from a module of its own elsewhere."""
-    (saved_module, _, saved_name), (own_module, _, own_name) = saved.partition(":"), own.partition(":")
-    return saved_name == own_name and (saved_module == own_module or "__main__" in (saved_module, own_module))
 
 
 def _some(names: list[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from ..capture.tree import modules_of, tuned_methods
+from ..capture.tree import module_path, modules_of, tuned_methods
 from ..environment import differences, fingerprint
 from ..errors import AituneWarning, CheckpointError, TargetError
 from ..runtime.installed import Installed, InstalledExecutable, install_all, installed_in, prepare, uninstall_all
@@ -34,6 +34,7 @@ from .report import (
 )
 from .selftest import measured, numbers_of, numbers_problem
 from .signing import is_valid
+from .structure import foreign_code
 from .validate import signature_problem
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ def load(
     trust: str | None = None,
     on_untrusted: Literal["eager", "error"] = "eager",
     on_mismatch: Literal["eager", "rebuild", "error"] = "eager",
-    self_test: bool = False,
+    self_test: bool | Literal["full"] = True,
     compile: Literal["load", "first_call"] = "load",
     device: str | torch.device | None = None,
     progress: Progress = _silent,
@@ -67,7 +68,7 @@ def load(
         on_untrusted: what becomes of such entries without trust.
         on_mismatch: what becomes of entries that don't hold on this machine (versions, hardware, a missing backend, a
             failing load or self-test): eager runs, they are built again from their configuration, or it is an error.
-        self_test: run the golden samples: numbers must hold, latencies are reported beside those at tuning.
+        self_test: run the golden samples: numbers must hold. `"full"` also reports latencies beside those at tuning.
         compile: when to build what is saved as configuration only; `"first_call"` lets the first user wait.
         device: where to run what was tuned on another device of the same type.
         progress: `progress(text, fraction or None)` at each step.
@@ -79,6 +80,7 @@ def load(
     _one_of("on_untrusted", on_untrusted, ("eager", "error"))
     _one_of("on_mismatch", on_mismatch, ("eager", "rebuild", "error"))
     _one_of("compile", compile, ("load", "first_call"))
+    _one_of("self_test", self_test, (True, False, "full"))
     with Archive(path) as archive:
         trusted_by = _trusted_by(archive, trust)
         modules = _bound(archive, target)
@@ -87,15 +89,15 @@ def load(
         )
         prepared = loading.run()
         try:
+            report = LoadReport(
+                str(path), archive.digest, trusted_by, tuple(loading.rows), tuple(loading.tests), _training(modules)
+            )
             install_all(prepared)
         except BaseException:
             # An interrupt that waited for the installation to end finds it done.
             uninstall_all(target)
             loading.close()
             raise
-        report = LoadReport(
-            str(path), archive.digest, trusted_by, tuple(loading.rows), tuple(loading.tests), _training(modules)
-        )
     if report.fell_back:
         first = report.fell_back[0]
         warnings.warn(
@@ -139,7 +141,7 @@ def _checked(saved: SavedChoice, judged: Verdict, trusted: bool) -> CheckedChoic
     )
 
 
-def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:
     if value not in allowed:
         raise CheckpointError(f"{name} must be one of {', '.join(map(repr, allowed))}, but got {value!r}")
 
@@ -176,11 +178,15 @@ def _bound(archive: Archive, target: Any) -> dict[str, torch.nn.Module]:
     if installed_in(target):
         raise TargetError("the target is tuned already: call aitune_lab.unwrap(target) before loading a file onto it")
     identities = {identity.path: identity for identity in manifest.modules}
+    # A path in the file is that of a method: `vae.decode` is the method `decode` of the module `vae`.
+    methods = {saved.choice.path: saved.choice.method for saved in manifest.choices}
+    held = {path: found.get(module_path(path, methods.get(path, "forward"))) for path in identities}
+    found = {path: module for path, module in held.items() if module is not None}
     missing = [path for path in identities if path not in found]
     if missing:
         raise CheckpointError(
             f"{archive.path} was saved from a {manifest.target} with modules {listed(missing)}, which this "
-            f"{type(target).__name__} has not; it has {listed(list(found))}"
+            f"{type(target).__name__} has not; it has {listed(list(modules_of(target)))}"
         )
     seen = set()
     for saved in manifest.choices:
@@ -190,7 +196,8 @@ def _bound(archive: Archive, target: Any) -> dict[str, torch.nn.Module]:
         seen.add(key)
     for path, identity in identities.items():
         baked = any(s.choice.path == path and not s.live_weights and not s.recompiles for s in manifest.choices)
-        problem = mismatch(identity, found[path], weights=baked)
+        state = {name for s in manifest.choices if s.choice.path == path for name in s.signature.facts.state}
+        problem = mismatch(identity, found[path], weights=baked, state=state)
         if problem is not None:
             raise CheckpointError(
                 f"module {path or '(model)'!r} is not the one that {archive.path} was saved from: {printable(problem)}"
@@ -218,7 +225,7 @@ class _Loading:
     trusted: bool
     on_untrusted: str
     on_mismatch: str
-    self_test: bool
+    self_test: bool | str
     compile: str
     device: str | torch.device | None
     progress: Progress
@@ -253,6 +260,8 @@ class _Loading:
         if method != "forward" and method not in tuned_methods(type(module)):
             return self._mismatch(saved, f"{type(module).__name__} has no method {method!r} that can be tuned"), found
         problem = signature_problem(saved.signature) or self._device_problem(saved, module)
+        if problem is None and not saved.recompiles:
+            problem = foreign_code(module, method)
         if problem is not None:
             return self._mismatch(saved, problem), found
         if found.code and not self.trusted:
@@ -333,7 +342,7 @@ class _Loading:
 
     def _make(self, saved: SavedChoice, doubt: str, *, anew: bool, because: str) -> None:
         """Load or build one executable and test what has to be tested; it then stands in `entries`."""
-        defer = anew and self.compile == "first_call" and not self.self_test and not saved.signature.facts.mutated
+        defer = anew and self.compile == "first_call" and self.self_test != "full" and not saved.signature.facts.mutated
         label, where = saved.choice.candidate.label, module_name(saved.choice.path)
 
         def progress(phase: str, fraction: float | None) -> None:
@@ -345,7 +354,7 @@ class _Loading:
         made = make(self.archive, saved, module, devices, progress, anew=anew, defer=defer)
         seconds = time.perf_counter() - start
         try:
-            notes = made.executable.notes + self._tested(made, saved, doubt, progress)
+            notes = made.executable.notes + (() if defer else self._tested(made, saved, doubt, progress))
         except BaseException:
             made.executable.close()
             raise
@@ -362,6 +371,8 @@ class _Loading:
         """Notes on the golden samples' run, where one was asked for or is needed. Raises _NotUsed if numbers are wrong."""
         if not (self.self_test or doubt):
             return ()
+        if made.job.module.training and not doubt:
+            return ("not tested: the module is in training mode",)
         if not made.goldens:
             if doubt:
                 raise _NotUsed(f"{doubt}, and no golden samples show that its numbers are right here")
@@ -369,7 +380,7 @@ class _Loading:
         progress("comparing golden samples", None)
         tests = numbers_of(made.executable, made.job, made.goldens, saved, self.manifest.plan.tolerance)
         problem = numbers_problem(tests, saved)
-        if problem is None and self.self_test:
+        if problem is None and self.self_test == "full":
             progress("measuring golden samples", None)
             tests = measured(made.executable, made.job, made.goldens, tests)
         self.tests += tests

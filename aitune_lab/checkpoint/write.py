@@ -16,12 +16,14 @@ from ..backends import registry
 from ..environment import fingerprint
 from ..errors import AituneWarning, CheckpointError, StoreError
 from ..runtime.installed import Installed, InstalledExecutable, installed_in
+from ..runtime.weights import content_digest
 from ..schema import FORMAT_VERSION, Manifest, ModuleIdentity, Plan, SavedChoice
 from ..store import trust
 from .archive import Source, entries_of, manifest_bytes, name_problem, replacing, write_archive
 from .golden import collect, described, pack
-from .identity import class_name, identity_of
+from .identity import identity_of
 from .signing import sign as sign_message
+from .structure import class_name
 
 GoldenSamples = Literal["synthetic", "recorded", "none"]
 
@@ -38,7 +40,7 @@ def save(
 
     Args:
         target: a tuned target; it is not changed.
-        path: the file, by custom `….ait`. Until everything is written it is as it was.
+        path: the file, by custom `….ait`. Until everything is written it is as it was. A symbolic link is followed.
         golden: the samples that travel along for the self-test: `"synthetic"` (same shapes and ranges, none of the
             user's values), `"recorded"` (the user's own inputs), or `"none"`.
         overwrite: replace an existing file.
@@ -49,7 +51,7 @@ def save(
         SHA-256 of every entry. Files saved by this machine are trusted by `load` on this machine.
 
     Raises:
-        CheckpointError: nothing is tuned, the folder can't be written, the file exists and `overwrite` is off.
+        CheckpointError: nothing is tuned, weights changed since tuning, the folder can't be written, the file exists and `overwrite` is off.
     """
     if golden not in ("synthetic", "recorded", "none"):
         raise CheckpointError(f"golden must be 'synthetic', 'recorded' or 'none', but got {golden!r}")
@@ -59,7 +61,7 @@ def save(
             "nothing but eager runs in this target, so there is nothing to save: aitune_lab.tune was not called, or it "
             "kept eager everywhere (its result says why)"
         )
-    destination = Path(path).absolute()
+    destination = Path(os.path.realpath(path))
     with replacing(destination, overwrite=overwrite) as stream:
         manifest, sources = _gather(target, installed, golden)
         signature = sign_message(sign, manifest_bytes(manifest)) if sign is not None else None
@@ -82,6 +84,7 @@ def _gather(target: Any, installed: list[Installed], golden: GoldenSamples) -> t
     identities: dict[str, ModuleIdentity] = {}
     folders = _folder_names(item.path for item in installed)
     for item in installed:
+        _check_weights(item)
         if item.path not in identities:
             identities[item.path] = identity_of(item.path, item.module)
         for entry in item.entries:
@@ -106,6 +109,15 @@ def _gather(target: Any, installed: list[Installed], golden: GoldenSamples) -> t
         notes=tuple(notes),
     )
     return manifest, sources
+
+
+def _check_weights(item: Installed) -> None:
+    """Raise unless the module still has the weights that its executables were made from."""
+    baked = {entry.digest for entry in item.dispatch.entries if entry.digest is not None}
+    if baked and baked != {content_digest(item.module)}:
+        raise CheckpointError(
+            f"module {item.path or '(model)'!r} cannot be saved: its weights changed since tuning; tune again"
+        )
 
 
 def _saved(

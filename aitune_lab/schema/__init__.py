@@ -2,7 +2,7 @@
 
 from .codec import from_data, from_json, to_data, to_json
 from .event import Event, EventKind
-from .manifest import FORMAT_VERSION, Entry, Fingerprint, GoldenSample, Manifest, ModuleIdentity, SavedChoice
+from .manifest import FORMAT_VERSION, Entry, Fingerprint, GoldenSample, Manifest, ModuleIdentity, SavedChoice, Submodule
 from .plan import Choice, Limits, Plan, Rule, StrategyConfig, Tolerance
 from .signature import (
     LEAF,
@@ -64,6 +64,7 @@ __all__ = [
     "SavedChoice",
     "Signature",
     "StrategyConfig",
+    "Submodule",
     "Symbol",
     "TensorLeaf",
     "Tolerance",

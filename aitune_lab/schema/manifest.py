@@ -42,17 +42,33 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Submodule:
+    """One submodule's class and settings.
+
+    `settings` is a digest of its `extra_repr()`, `numbers` are its plain attributes that are numbers, None or tuples of
+    those, as text.
+    """
+
+    path: str
+    type: str
+    settings: str
+    numbers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class ModuleIdentity:
     """Which module an artifact belongs to: class, parameter names with shapes and dtypes, and a digest of the values.
 
     `live_weights` says that the executables read the weights of the module they are loaded onto; otherwise
-    loading checks `weights_digest`.
+    loading checks `weights_digest`. `structure` holds the module itself (path `""`) and all its submodules; it is empty
+    in files that were written before it was kept.
     """
 
     path: str
     type: str
     parameters: tuple[tuple[str, tuple[int, ...], str], ...]
     weights_digest: str
+    structure: tuple[Submodule, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,37 @@ def test_weights_without_values() -> None:
         identity_of("body", nn.Linear(2, 2, device="meta"))
 
 
+def test_submodules_that_come_and_go() -> None:
+    saved = identity_of("", net())
+    more = net()
+    more.append(nn.ReLU())
+    assert mismatch(saved, more, weights=True) == "it has submodule '3', which the saved one had not"
+    assert mismatch(identity_of("", more), net(), weights=True) == "it lacks submodule '3'"
+
+
+def test_settings_that_only_the_representation_shows() -> None:
+    class Shown(nn.Module):
+        def __init__(self, mode: str) -> None:
+            super().__init__()
+            self.mode, self.function = mode, lambda x: x
+
+        def extra_repr(self) -> str:
+            return f"mode={self.mode}, function={self.function}"
+
+    module = nn.Sequential(Shown("linear"))
+    saved = identity_of("", module)
+    assert mismatch(saved, nn.Sequential(Shown("linear")), weights=True) is None
+    problem = mismatch(saved, nn.Sequential(Shown("cubic")), weights=True)
+    assert "submodule '0' is set up otherwise than the saved one; here it is Shown(mode=cubic" in str(problem)
+
+
+def test_a_file_without_structure_is_compared_by_weights() -> None:
+    from dataclasses import replace
+
+    saved = replace(identity_of("", nn.Sequential(nn.ReLU())), structure=())
+    assert mismatch(saved, nn.Sequential(nn.GELU()), weights=True) is None
+
+
 def test_module_without_weights() -> None:
     assert weights_digest(nn.ReLU()) == weights_digest(nn.GELU())
 

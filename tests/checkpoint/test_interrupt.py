@@ -19,7 +19,8 @@ from aitune_lab.testing.scripted import ScriptedBackend, ScriptedMeter, scripted
 from aitune_lab.tuning.api import make_tuner, run
 from aitune_lab.tuning.options import TuneOptions
 
-MOMENTS = range(5, 400, 45)
+MOMENTS = (*range(5, 1380, 95), *range(1380, 1470, 10))
+"""Over all of a load, closer at its end, where things are installed."""
 
 
 @pytest.fixture

@@ -156,6 +156,107 @@ def test_weights_that_have_no_values(lab: SimpleNamespace, saved: Path) -> None:
         load(net, saved)
 
 
+class Configured(nn.Module):
+    def __init__(self, act: nn.Module, scale: Any = 1.0, eps: float = 1e-5, heads: int = 2, stride: int = 1) -> None:
+        super().__init__()
+        self.act, self.scale, self.sizes = act, scale, (scale, 2)
+        self.folder, self.calls = f"/home/{id(self)}", 0
+        self.norm = nn.LayerNorm(4, eps=eps)
+        self.attention = nn.MultiheadAttention(4, heads, batch_first=True)
+        self.conv = nn.Conv1d(4, 4, 3, padding=1, stride=stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        y = self.attention(x, x, x, need_weights=False)[0]
+        return self.act(self.norm(self.conv(y.mT).mT)) * self.scale
+
+
+def configured_file(lab: SimpleNamespace, path: Path, backend: str = "rebuilt") -> Path:
+    net = lab.make(Configured, act=nn.ReLU())
+    lab.tune(net, {"": Candidate(backend)}, lambda: net(torch.ones(2, 5, 4)))
+    save(net, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"act": nn.GELU()}, r"submodule 'act' is a .*:GELU, but was a .*:ReLU"),
+        ({"act": nn.ReLU(inplace=True)}, r"submodule 'act' has inplace=True, but had inplace=False"),
+        ({"act": nn.Sequential()}, r"submodule 'act' is a .*:Sequential"),
+        ({"eps": 1.0}, r"submodule 'norm' has eps=1.0, but had eps=1e-05"),
+        ({"heads": 4}, r"submodule 'attention' has head_dim=1, but had head_dim=2"),
+        ({"stride": 2}, r"submodule 'conv' has stride=\(2,\), but had stride=\(1,\)|stride=\(2\), but"),
+        ({"scale": 9.0}, r"it has scale=9.0, but had scale=1.0"),
+    ],
+)
+def test_equal_weights_of_another_model(options: Any, message: str, lab: SimpleNamespace, tmp_path: Path) -> None:
+    path = configured_file(lab, tmp_path / "x.ait")
+    net = lab.make(Configured, **{"act": nn.ReLU(), **options})
+    with pytest.raises(CheckpointError, match=message):
+        load(net, path)
+    assert untouched(net)
+
+
+def test_what_calls_and_machines_change_is_no_other_model(lab: SimpleNamespace, tmp_path: Path) -> None:
+    path = configured_file(lab, tmp_path / "x.ait")
+    net = lab.make(Configured, act=nn.ReLU())
+    net.calls, net.note, net.act.cached = 77, None, 5
+    assert len(load(net, path).loaded) == 1
+
+
+def hooked(net: nn.Module) -> None:
+    net.parts[0].register_forward_hook(lambda module, args, out: out * 10)
+
+
+def replaced(net: nn.Module) -> None:
+    net.parts[0].forward = lambda x: x * 7
+
+
+def replaced_itself(net: nn.Module) -> None:
+    net.forward = lambda x: x * 7
+
+
+def put_back(net: nn.Module) -> None:
+    net.forward, net.parts[0].forward = net.forward, net.parts[0].forward
+    net.register_forward_hook(lambda module, args, out: None)
+
+
+class Outer(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.parts = nn.Sequential(nn.Identity())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.parts[0](super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (hooked, r"submodule 'parts.0' has forward hooks here"),
+        (replaced, r"submodule 'parts.0' has a forward of its own here"),
+        (replaced_itself, r"the module has a forward of its own here"),
+        (put_back, None),
+    ],
+)
+def test_code_put_into_the_target(change: Any, reason: str | None, lab: SimpleNamespace, tmp_path: Path) -> None:
+    net, x = lab.make(Outer), lab.inputs(2)
+    lab.tune(net, {"": Candidate("data")}, lambda: net(x))
+    save(net, tmp_path / "x.ait")
+    fresh = lab.make(Outer)
+    change(fresh)
+    expected = answers(fresh, x)
+    if reason is None:
+        assert len(load(fresh, tmp_path / "x.ait").loaded) == 1
+    else:
+        with pytest.warns(AituneWarning, match=reason):
+            assert load(fresh, tmp_path / "x.ait", self_test=False).loaded == ()
+        with pytest.raises(CheckpointError, match=reason):
+            load(fresh, tmp_path / "x.ait", on_mismatch="error")
+    torch.testing.assert_close(answers(fresh, x), expected)
+
+
 # --- all at once or not at all ------------------------------------------------------------------------------------
 
 
@@ -407,7 +508,8 @@ def test_rebuilt_at_every_point_with_progress(golden: str, lab: SimpleNamespace,
     report = load(net, tmp_path / "x.ait", progress=lambda text, _: said.append(text))
     assert [c.status for c in report.choices] == ["rebuilt", "loaded"]
     assert sorted(lab.log.points[0]) == ["b=1", "b=4"]
-    assert said == ["encoder: rebuilt: building", "head: data: loading"]
+    assert [text for text in said if "comparing" not in text] == ["encoder: rebuilt: building", "head: data: loading"]
+    assert ("head: data: comparing golden samples" in said) == (golden != "none")
     torch.testing.assert_close(answers(net, lab.inputs(2)), answers(plain, lab.inputs(2)))
 
 
@@ -437,7 +539,7 @@ def test_a_first_call_that_cannot_build_runs_the_original(
     torch.testing.assert_close(result, answers(plain, lab.inputs(2)))
 
 
-@pytest.mark.parametrize("option", ["on_untrusted", "on_mismatch", "compile"])
+@pytest.mark.parametrize("option", ["on_untrusted", "on_mismatch", "compile", "self_test"])
 def test_bad_options(option: str, lab: SimpleNamespace, saved: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"{option} must be one of .* but got 'maybe'"):
         load(lab.make(), saved, **{option: "maybe"})
@@ -454,7 +556,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_self_test_reports_numbers_and_latency(lab: SimpleNamespace, saved: Path, quick: None) -> None:
-    report = load(lab.make(), saved, self_test=True)
+    report = load(lab.make(), saved, self_test="full")
     assert [(t.path, t.point) for t in report.tests] == [
         ("encoder", "b=1"), ("encoder", "b=4"), ("head", "b=1"), ("head", "b=4")
     ]  # fmt: skip
@@ -466,23 +568,36 @@ def test_self_test_reports_numbers_and_latency(lab: SimpleNamespace, saved: Path
         assert f"at {test.point}: exact" in str(report)
 
 
-def test_wrong_numbers_stay_eager(lab: SimpleNamespace, saved: Path, tmp_path: Path, quick: None) -> None:
+def test_numbers_alone_are_tested_by_default(
+    lab: SimpleNamespace, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aitune_lab.checkpoint.read.measured", lambda *_: pytest.fail("latency was measured"))
+    for options in ({}, {"self_test": True}):
+        report = load(lab.make(), saved, **options)
+        assert [(t.numbers.error_class, t.latency) for t in report.tests] == [("exact", None)] * 4
+    assert load(lab.make(), saved, self_test=False).tests == ()
+    report = load(lab.make().train(), saved)
+    assert report.tests == ()
+    assert "not tested: the module is in training mode" in str(report)
+
+
+def test_wrong_numbers_stay_eager(lab: SimpleNamespace, saved: Path, tmp_path: Path) -> None:
     def off(data: dict[str, Any]) -> None:
         data["choices"][1]["choice"]["candidate"]["options"] = [["offset", 0.5]]
 
     lab.rewrite(saved, tmp_path / "x.ait", manifest=off)
     net, plain = lab.make(), lab.make()
     with pytest.warns(AituneWarning, match=r"its numbers are wrong here at b="):
-        report = load(net, tmp_path / "x.ait", self_test=True)
+        report = load(net, tmp_path / "x.ait")
     assert [c.status for c in report.choices] == ["loaded", "eager"]
     torch.testing.assert_close(answers(net, lab.inputs(2)), answers(plain, lab.inputs(2)))
     with pytest.raises(CheckpointError, match=r"its numbers are wrong here"):
-        load(lab.make(), tmp_path / "x.ait", self_test=True, on_mismatch=r"error")
+        load(lab.make(), tmp_path / "x.ait", on_mismatch="error")
 
 
 def test_self_test_without_samples_says_so(lab: SimpleNamespace, tmp_path: Path) -> None:
     save(lab.tuned_net(), tmp_path / "x.ait", golden="none")
-    assert "not tested: the file has no golden samples" in str(load(lab.make(), tmp_path / "x.ait", self_test=True))
+    assert "not tested: the file has no golden samples" in str(load(lab.make(), tmp_path / "x.ait"))
 
 
 # --- real backends ------------------------------------------------------------------------------------------------

@@ -85,6 +85,31 @@ def test_existing_file_is_kept_on_request(lab: SimpleNamespace, tmp_path: Path) 
     assert show(tmp_path / "x.ait").manifest.choices
 
 
+def test_a_link_is_written_through(lab: SimpleNamespace, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link, target = tmp_path / "x.ait", tmp_path / "there" / "real.ait"
+    link.symlink_to(target)
+    for _ in ("dangling", "there"):
+        digest = save(lab.tuned_net(), link)
+        assert link.is_symlink()
+        assert not target.is_symlink()
+        assert show(target).digest == digest
+    with pytest.raises(CheckpointError, match=r"real.ait exists already"):
+        save(lab.tuned_net(), link, overwrite=False)
+
+
+def test_weights_that_changed_since_tuning(lab: SimpleNamespace, tmp_path: Path) -> None:
+    net = lab.tuned_net()
+    with torch.no_grad():
+        net.head.weight.data.view(-1)[-1].add_(1)  # moves no version counter
+    with pytest.raises(CheckpointError, match=r"'head' cannot be saved: its weights changed since tuning; tune again"):
+        save(net, tmp_path / "x.ait")
+    assert not list(tmp_path.iterdir())
+    live = lab.tuned_net("rebuilt", "rebuilt")
+    nn.init.zeros_(live.head.weight)
+    save(live, tmp_path / "x.ait")
+
+
 @pytest.mark.parametrize("moment", ["gathering", "hashing", "writing", "flushing", "renaming"])
 def test_an_interrupted_save_leaves_the_old_file(
     moment: str, lab: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
