@@ -216,12 +216,11 @@ class Stats:
         for s in self.signatures:
             state = " (stale: runs the original)" if s.stale else ""
             extra = f", {s.uncovered} of them by the original" if s.uncovered else ""
-            lines.append(
-                f"{s.path or '(model)'}.{s.method}{s.signature}: {s.calls} calls by {s.candidate}{extra}{state}"
-            )
+            calls = f"{s.calls} call{'' if s.calls == 1 else 's'}"
+            lines.append(f"{s.path or '(model)'}{s.signature}: {calls} by {s.candidate}{extra}{state}")
         for m in self.methods:
             lines.extend(
-                f"{m.path or '(model)'}.{m.method}: {n} by the original: {reason}"
+                f"{m.path or '(model)'}: {n} by the original: {reason}"
                 for reason, n in m.to_original.items()
             )
         return "\n".join(lines) or "nothing but eager runs here: not tuned, or eager was kept everywhere"

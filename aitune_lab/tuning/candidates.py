@@ -121,7 +121,7 @@ def shortlist(
     else:
         named = list(backends)
     for item in named:
-        backend = registry.get(item) if isinstance(item, str) else None
+        backend = registry.get(item) if isinstance(item, str) and "[" not in item else None
         own = registry.get(as_candidate(item).backend)
         state = own.available()
         if not state.ok:

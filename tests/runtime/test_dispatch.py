@@ -456,8 +456,8 @@ def test_stats_read_as_text(mlp: Mlp) -> None:
     with pytest.warns(AituneWarning):
         mlp(X, 3.0)
     assert str(stats(mlp)).splitlines() == [
-        "(model).forward(x: float32[3, 4]): 1 calls by scripted",
-        "(model).forward: 1 by the original: scale is 3.0, tuned for its default 1.0",
+        "(model)(x: float32[3, 4]): 1 call by scripted",
+        "(model): 1 by the original: scale is 3.0, tuned for its default 1.0",
     ]
     assert str(stats(unwrap(mlp))).startswith("nothing but eager runs here")
 

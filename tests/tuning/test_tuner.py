@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -485,7 +486,7 @@ class CoderPipe:
         return self.vae.decode(self.vae.encode(x))
 
 
-def test_methods_other_than_forward_are_tuned_wrapped_and_parted_by_pins() -> None:
+def test_methods_other_than_forward_are_tuned_saved_wrapped_and_parted_by_pins(tmp_path: Path) -> None:
     pipe = CoderPipe()
     assert {c.path for c in tune(pipe, [torch.randn(4, 8)], scripted(latency_ms=0.1)).choices} == {
         "vae.encode",
@@ -494,6 +495,13 @@ def test_methods_other_than_forward_are_tuned_wrapped_and_parted_by_pins() -> No
     with torch.inference_mode():
         pipe(torch.randn(4, 8))
     assert stats(pipe).dispatched == 2
+    ait.save(pipe, tmp_path / "coder.ait")
+    fresh = CoderPipe()
+    fresh.vae.load_state_dict(pipe.vae.state_dict())
+    assert len(ait.load(fresh, tmp_path / "coder.ait").loaded) == 2
+    with torch.inference_mode():
+        fresh(torch.randn(4, 8))
+    assert stats(fresh).dispatched == 2
     unwrap(pipe)
     wrap(pipe, ["vae.decode"])
     assert {c.path for c in tune(pipe, [torch.randn(4, 8)]).choices} == {"vae.decode"}
