@@ -219,10 +219,7 @@ class Stats:
             calls = f"{s.calls} call{'' if s.calls == 1 else 's'}"
             lines.append(f"{s.path or '(model)'}{s.signature}: {calls} by {s.candidate}{extra}{state}")
         for m in self.methods:
-            lines.extend(
-                f"{m.path or '(model)'}: {n} by the original: {reason}"
-                for reason, n in m.to_original.items()
-            )
+            lines.extend(f"{m.path or '(model)'}: {n} by the original: {reason}" for reason, n in m.to_original.items())
         return "\n".join(lines) or "nothing but eager runs here: not tuned, or eager was kept everywhere"
 
 

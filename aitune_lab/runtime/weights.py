@@ -48,8 +48,10 @@ TENSORS_PER_CALL = 4
 
 
 def slots_of(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """(holder, name) of every parameter and buffer of a module and its submodules."""
+    """(holder, name) of every parameter and buffer; script modules hold theirs in C++, for the digest to compare."""
     for child in module.modules():
+        if isinstance(child, torch.jit.ScriptModule):
+            continue
         for holder in (child._parameters, child._buffers):
             for name, tensor in holder.items():
                 if tensor is not None:
@@ -195,6 +197,8 @@ class WeightWatch:
         attributes: list[Any] = []
         parents: list[Any] = []
         for path, child in module.named_modules():
+            if isinstance(child, torch.jit.ScriptModule):
+                continue
             entries = vars(child)
             # All of a submodule's in one operation; no name stands for the forward of the module itself, which is ours.
             pick = itemgetter(*(key for key in entries if key == "training" or (path, key) in self._attributes))

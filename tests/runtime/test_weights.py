@@ -520,3 +520,22 @@ def test_class_of_a_submodule_changed_is_seen_by_refresh() -> None:
     module.layers[0].__class__ = Tenfold
     assert refresh(module) is False
     torch.testing.assert_close(quiet(module), Constants.forward(module, X))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_script_module_inside_is_no_obstacle() -> None:
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own, self.scripted = nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scripted(self.own(x))
+
+    model = Parent().eval()
+    x = torch.randn(2, 4)
+    expected = model(x).detach()
+    install_scripted(model, x)
+    with torch.inference_mode():
+        assert torch.equal(model(x), expected)
+    assert stats(model).dispatched == 1
