@@ -66,7 +66,9 @@ def unit_path(path: str, method: str) -> str:
 
 def module_path(unit: str, method: str) -> str:
     """The inverse of `unit_path`: the path of the module that has the method."""
-    return unit if method == "forward" else unit[: -len(method)].rstrip(".")
+    if method == "forward" or (unit != method and not unit.endswith(f".{method}")):
+        return unit
+    return unit[: -len(method)].rstrip(".")
 
 
 def _loose(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
