@@ -158,7 +158,14 @@ class Backend(ABC):
 
     @abstractmethod
     def candidates(self, signature: Signature, module: torch.nn.Module) -> list[Candidate]:
-        """What is worth trying for this module on this machine, cheapest and most promising first."""
+        """What is worth trying for this module on this machine, cheapest and most promising first.
+
+        Lower precisions may be among them whatever the budget: those that it can't admit are left out by `typical_error`.
+        """
+
+    def typical_error(self) -> float:
+        """The relative error that this config typically comes to by computing below the module's dtype; 0 if it doesn't."""
+        return 0.0
 
     @abstractmethod
     def build(self, job: BuildJob) -> Executable:
