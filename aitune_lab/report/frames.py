@@ -19,7 +19,7 @@ _MODULE = (
 _TRIAL = (
     "path signature candidate backend precision status reason point calls weight latency_ms latency_p90_ms "
     "latency_spread ci_low_ms ci_high_ms eager_ms speedup error_class relative_l2 factor_over_eager max_absolute "
-    "cosine snr_db disturbed peak_memory_bytes build_seconds measure_seconds artifact_bytes isolated key"
+    "cosine snr_db disturbed peak_memory_bytes build_seconds measure_seconds artifact_bytes memory_bytes isolated key"
 ).split()
 _CHOICE = (
     "path method signature candidate speedup error_class relative_l2 factor_over_eager pinned accepted_error reason "
@@ -77,6 +77,7 @@ def _trial_row(trial: Trial, result: PointResult | None) -> dict[str, Any]:
         "build_seconds": trial.build_seconds,
         "measure_seconds": trial.measure_seconds,
         "artifact_bytes": trial.artifact_bytes,
+        "memory_bytes": trial.memory_bytes,
         "isolated": trial.isolated,
         "key": trial.key,
     }

@@ -3,7 +3,7 @@
 from .codec import from_data, from_json, to_data, to_json
 from .event import Event, EventKind
 from .manifest import FORMAT_VERSION, Entry, Fingerprint, GoldenSample, Manifest, ModuleIdentity, SavedChoice, Submodule
-from .plan import Choice, Limits, Plan, Rule, StrategyConfig, Tolerance
+from .plan import Choice, Limits, Plan, Rule, StrategyConfig, Tolerance, is_beneath
 from .signature import (
     LEAF,
     Alias,
@@ -75,6 +75,7 @@ __all__ = [
     "evaluate_dim",
     "from_data",
     "from_json",
+    "is_beneath",
     "leaf_label",
     "to_data",
     "to_json",

@@ -94,6 +94,11 @@ class Plan:
         return None
 
 
+def is_beneath(path: str, other: str) -> bool:
+    """Whether a module path lies under another one; everything lies under the target itself, `""`."""
+    return path != other and (other == "" or path.startswith((f"{other}.", f"{other}[")))
+
+
 @dataclass(frozen=True)
 class Choice:
     """The candidate settled on for (module, signature), with its reason in a sentence."""

@@ -171,6 +171,8 @@ class Trial:
     measure_seconds: float = 0.0
     points: tuple[PointResult, ...] = ()
     artifact_bytes: int = 0
+    memory_bytes: int = 0
+    """What its executable holds in memory beside the module's own weights."""
     isolated: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -11,8 +11,8 @@ import torch
 from ..capture.inspector import InspectedModule, Inspection
 from ..capture.tree import module_path, modules_of
 from ..errors import PlanError, TargetError
-from ..schema import Plan, Rule
-from .planfile import is_beneath, outermost_pins
+from ..schema import Plan, Rule, is_beneath
+from .planfile import outermost_pins
 
 
 @dataclass

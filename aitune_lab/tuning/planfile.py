@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 import tomli_w
 
 from ..errors import PlanError
-from ..schema import Candidate, Limits, Option, Plan, Rule, StrategyConfig, Tolerance
+from ..schema import Candidate, Limits, Option, Plan, Rule, StrategyConfig, Tolerance, is_beneath
 from ..schema.plan import Action
 from .candidates import candidate_of_label
 from .strategies import strategy_of
@@ -147,11 +147,6 @@ def outermost_pins(plan: Plan, paths: Sequence[str]) -> dict[str, Rule]:
                 f"(by {rule.pattern!r}) are both pinned. Remove one of the two rules."
             )
     return pinned
-
-
-def is_beneath(path: str, other: str) -> bool:
-    """Whether a module path lies under another one; everything lies under the target itself, `""`."""
-    return path != other and (other == "" or path.startswith((f"{other}.", f"{other}[")))
 
 
 def _differing(value: object, default: object, names: Sequence[str]) -> dict[str, Any]:

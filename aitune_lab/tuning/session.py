@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import DataError
-from ..schema import Choice, Event, Plan, Trial, from_data, from_json, to_json
+from ..schema import Choice, Event, Fingerprint, Plan, Trial, from_data, from_json, to_json
 
 Status = Literal["idle", "running", "finished", "cancelled", "failed"]
 
@@ -42,6 +42,9 @@ class SessionState:
         estimated_seconds, estimated_bytes: what the run announced before it started.
         estimate: what it predicts for the whole target at its end.
         understood: what it took the data to mean.
+        environment: where it runs; None for journals that don't say.
+        eager_seconds: one pass of the untuned target over the data, as inspected.
+        end_to_end: the check of the tuned target as a whole, as plain data; None if there was none.
     """
 
     status: Status = "idle"
@@ -59,6 +62,9 @@ class SessionState:
     understood: str = ""
     error: str | None = None
     seq: int = -1
+    environment: Fingerprint | None = None
+    eager_seconds: float | None = None
+    end_to_end: Mapping[str, Any] | None = None
 
 
 def reduce(state: SessionState, event: Event) -> SessionState:
@@ -77,9 +83,11 @@ def reduce(state: SessionState, event: Event) -> SessionState:
             estimate=None,
             understood=str(data.get("understood") or ""),
             error=None,
+            environment=from_data(data["environment"], Fingerprint) if data.get("environment") else None,
+            end_to_end=None,
         )
     if event.kind == "inspected":
-        return replace(state, rows=tuple(data.get("rows", ())))
+        return replace(state, rows=tuple(data.get("rows", ())), eager_seconds=data.get("eager_seconds"))
     if event.kind == "trial_started":
         progress = replace(
             state.progress,
@@ -112,7 +120,12 @@ def reduce(state: SessionState, event: Event) -> SessionState:
         return replace(state, log=(*state.log, line)[-LOG_TAIL:])
     if event.kind == "run_finished":
         elapsed = float(data.get("seconds") or state.elapsed)
-        return replace(_stopped(state, "finished"), elapsed=elapsed, estimate=data.get("estimate"))
+        return replace(
+            _stopped(state, "finished"),
+            elapsed=elapsed,
+            estimate=data.get("estimate"),
+            end_to_end=data.get("end_to_end"),
+        )
     if event.kind == "run_cancelled":
         return _stopped(state, "cancelled")
     if event.kind == "run_failed":

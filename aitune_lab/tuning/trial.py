@@ -95,7 +95,13 @@ def trial_steps(
         executable = variant.build(job)
         seconds = time.perf_counter() - start
         size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-        trial = replace(trial, build_seconds=seconds, artifact_bytes=size, notes=executable.notes)
+        trial = replace(
+            trial,
+            build_seconds=seconds,
+            artifact_bytes=size,
+            memory_bytes=executable.memory_bytes,
+            notes=executable.notes,
+        )
         built = _dispatched(bench, job, executable, trial)
         trial = yield from _compared(bench, built)
         if timed and (_admitted(trial, bench.tolerance) or (accept_error and trial.status == "ok")):

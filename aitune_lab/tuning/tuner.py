@@ -17,6 +17,7 @@ import torch
 
 from ..backends import registry
 from ..capture.inspector import InspectedModule, Inspection, inspect
+from ..environment import fingerprint
 from ..errors import AituneWarning, TargetError
 from ..runtime.installed import Installed, install_all, prepare
 from ..runtime.weights import content_digest
@@ -131,7 +132,8 @@ class Tuner:
         if self.inspection is None:
             self.inspection = self._inspect()
         self.understood = self.inspection.understood
-        yield self._event("inspected", data={"rows": [to_data(row) for row in self.inspection.rows]})
+        rows = [to_data(row) for row in self.inspection.rows]
+        yield self._event("inspected", data={"rows": rows, "eager_seconds": self.inspection.seconds_per_iteration})
         paths = [row.path for row in self.inspection.rows]
         for warning in check_plan(self.plan, paths, registry.names()):
             yield self._log(warning, "warning")
@@ -156,6 +158,7 @@ class Tuner:
                 "understood": self.understood,
                 "planned": [race.planned() for race in races],
                 "limits": to_data(self.plan.limits),
+                "environment": to_data(fingerprint()),
             },
         )
         yield self._event("plan_changed", data={"plan": to_data(self.plan)})
