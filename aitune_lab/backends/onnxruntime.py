@@ -14,7 +14,8 @@ import torch
 from ..errors import Refused, install_command
 from ..schema import Candidate, Signature, TensorLeaf
 from .base import Availability, Backend, BackendConfig, BuildJob, Executable
-from .export import export_program, quiet
+from .export import export_program
+from .onnx_file import write_onnx
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,8 +24,6 @@ _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _NUMPY_DTYPES = frozenset(
     ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
 )
-_SINGLE_FILE_BYTES = 1_500_000_000
-"""Weights beyond this stand in a file of their own: protobuf ends at 2 GB."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class ONNXRuntimeBackend(Backend):
         program, notes = export_program(job)
         job.progress("converting to ONNX", None)
         path = job.folder / "model.onnx"
-        _convert(program, path, self.config.opset)
+        write_onnx(program, path, opset=self.config.opset)
         executable = self.load(job)
         executable.notes = notes
         return executable
@@ -99,48 +98,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:  # onnxruntime has several distributions
         return str(getattr(importlib.import_module(package), "__version__", "unknown"))
-
-
-def _convert(program: Any, path: Path, opset: int | None) -> None:
-    """Write an exported program as ONNX, each weight once."""
-    import warnings
-
-    inputs = [f"input_{i}" for i in range(len(program.graph_signature.user_inputs))]
-    outputs = [f"output_{i}" for i in range(len(program.graph_signature.user_outputs))]
-    with torch.no_grad(), quiet("torch.onnx"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # The exporter's optimiser drops small constants (`+ 1e-9`); the runtime fuses on its own.
-        made = torch.onnx.export(
-            program,
-            dynamo=True,
-            optimize=False,
-            verbose=False,
-            opset_version=opset,
-            input_names=inputs,
-            output_names=outputs,
-        )
-        assert made is not None
-        _share_weights(made.model.graph)
-        size = sum(_initializer_bytes(v) for v in made.model.graph.initializers.values())
-        made.save(str(path), external_data=size > _SINGLE_FILE_BYTES)
-
-
-def _initializer_bytes(value: Any) -> int:
-    return int(value.const_value.nbytes) if value.const_value is not None else 0
-
-
-def _share_weights(graph: Any) -> None:
-    """Let initializers that hold the same tensor (tied or shared weights) be one."""
-    first: dict[Any, Any] = {}
-    for name, value in list(graph.initializers.items()):
-        tensor = getattr(value.const_value, "raw", None)
-        if not isinstance(tensor, torch.Tensor) or not tensor.numel():
-            continue
-        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        kept = first.setdefault(key, value)
-        if kept is not value and not value.is_graph_output():
-            value.replace_all_uses_with(kept)
-            del graph.initializers[name]
 
 
 def _session(path: Path, threads: int, config: ONNXRuntimeConfig) -> Any:

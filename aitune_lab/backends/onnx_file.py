@@ -1,0 +1,67 @@
+"""An exported program as an ONNX file: what all backends that read such files share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .export import quiet
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+_SINGLE_FILE_BYTES = 1_500_000_000
+"""Weights beyond this stand in a file of their own: protobuf ends at 2 GB."""
+
+
+def write_onnx(program: ExportedProgram, path: Path, *, opset: int | None = None) -> None:
+    """Write an exported program as ONNX, each weight once.
+
+    Inputs are called `input_<number of the tensor leaf>`, outputs `output_<number>`; the exporter drops inputs that nothing
+    reads.
+
+    Args:
+        program: of flat tensors, by `export_program`.
+        path: the file; weights beyond 1.5 GB stand beside it.
+        opset: ONNX opset to export to; None takes the exporter's default.
+    """
+    import warnings
+
+    inputs = [f"input_{i}" for i in range(len(program.graph_signature.user_inputs))]
+    outputs = [f"output_{i}" for i in range(len(program.graph_signature.user_outputs))]
+    with torch.no_grad(), quiet("torch.onnx"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # The exporter's optimiser drops small constants (`+ 1e-9`); the runtime fuses on its own.
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            opset_version=opset,
+            input_names=inputs,
+            output_names=outputs,
+        )
+        assert made is not None
+        _share_weights(made.model.graph)
+        size = sum(_initializer_bytes(v) for v in made.model.graph.initializers.values())
+        made.save(str(path), external_data=size > _SINGLE_FILE_BYTES)
+
+
+def _initializer_bytes(value: Any) -> int:
+    return int(value.const_value.nbytes) if value.const_value is not None else 0
+
+
+def _share_weights(graph: Any) -> None:
+    """Let initializers that hold the same tensor (tied or shared weights) be one."""
+    first: dict[Any, Any] = {}
+    for name, value in list(graph.initializers.items()):
+        tensor = getattr(value.const_value, "raw", None)
+        if not isinstance(tensor, torch.Tensor) or not tensor.numel():
+            continue
+        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        kept = first.setdefault(key, value)
+        if kept is not value and not value.is_graph_output():
+            value.replace_all_uses_with(kept)
+            del graph.initializers[name]
