@@ -52,6 +52,8 @@ class BuildJob:
         folder: an empty folder for the artifact's files; what is left there is the artifact.
         threads: intra-op threads to use, the same as torch's.
         progress: `progress(phase, fraction or None)`; raises if the user cancelled.
+        shared: a private folder for what builds on this machine share (timings of kernels, compilers' caches); None
+            without one.
     """
 
     path: str
@@ -64,6 +66,7 @@ class BuildJob:
     folder: Path
     threads: int = 1
     progress: Callable[[str, float | None], None] = _no_progress
+    shared: Path | None = None
 
 
 @dataclass
