@@ -41,7 +41,11 @@ def home() -> Path:
 
     Raises StoreError if it can't be made, isn't writable, or belongs to another user.
     """
-    folder = cache_dir()
+    return private(cache_dir())
+
+
+def private(folder: Path) -> Path:
+    """The folder, made if missing, with access for its owner only. Raises StoreError as `home` does."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_private(folder)
