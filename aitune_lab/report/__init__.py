@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import whatifs
 from .advice import Finding, advice_text, inspection_advice, tuning_advice
 from .frames import choices_frame, events_frame, modules_frame, trials_frame
 from .results import CHOICE_COLUMNS, Block, candidates_block, choice_rows, result_blocks, result_html, result_text
@@ -40,4 +41,5 @@ __all__ = [
     "result_text",
     "trials_frame",
     "tuning_advice",
+    "whatifs",
 ]

@@ -30,13 +30,13 @@ _EVENT = "seq t kind path signature candidate data".split()
 
 def modules_frame(rows: Iterable[Any]) -> pd.DataFrame:
     """Inspected modules, one row each; `rows` are objects or mappings with `ModuleRow`'s fields."""
-    return _frame([{name: _cell(row.get(name)) for name in _MODULE} for row in map(as_mapping, rows)], _MODULE)
+    return frame_of([{name: _cell(row.get(name)) for name in _MODULE} for row in map(as_mapping, rows)], _MODULE)
 
 
 def trials_frame(trials: Iterable[Trial]) -> pd.DataFrame:
     """Trials, one row for each point; a trial that was measured nowhere has one row without point."""
     rows = [_trial_row(trial, result) for trial in trials for result in (trial.points or (None,))]
-    return _frame(rows, _TRIAL)
+    return frame_of(rows, _TRIAL)
 
 
 def choices_frame(choices: Iterable[Choice]) -> pd.DataFrame:
@@ -44,7 +44,7 @@ def choices_frame(choices: Iterable[Choice]) -> pd.DataFrame:
     rows = [
         {name: getattr(choice, name) for name in _CHOICE} | {"candidate": choice.candidate.label} for choice in choices
     ]
-    return _frame(rows, _CHOICE)
+    return frame_of(rows, _CHOICE)
 
 
 def events_frame(events: Iterable[Event]) -> pd.DataFrame:
@@ -57,7 +57,7 @@ def events_frame(events: Iterable[Event]) -> pd.DataFrame:
         }
         for event in events
     ]
-    return _frame(rows, _EVENT)
+    return frame_of(rows, _EVENT)
 
 
 def as_mapping(row: Any) -> Mapping[str, Any]:
@@ -114,7 +114,8 @@ def _cell(value: Any) -> Any:
     return "; ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
+def frame_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
+    """Rows as a frame with these columns. Raises MissingDependency without pandas."""
     try:
         import pandas as pd
     except ImportError:

@@ -127,6 +127,22 @@ def refresh(target: Any) -> bool:
     return all(hold)
 
 
+@contextmanager
+def lifted(target: Any) -> Iterator[None]:
+    """While entered nothing is installed in the target; then again what was, the same executables, and nothing else."""
+    held = installed_in(target)
+    with guarded():
+        for item in held:
+            _detach(item)
+    try:
+        yield
+    finally:
+        with guarded():
+            uninstall_all(target)
+            for item in held:
+                _attach(item)
+
+
 class Bypass:
     """While `on()`, the thread that made it runs the originals of all tuned methods; other threads notice nothing.
 
