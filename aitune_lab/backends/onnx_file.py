@@ -16,7 +16,7 @@ _SINGLE_FILE_BYTES = 1_500_000_000
 """Weights beyond this stand in a file of their own: protobuf ends at 2 GB."""
 
 
-def write_onnx(program: ExportedProgram, path: Path, *, opset: int | None = None) -> None:
+def write_onnx(program: ExportedProgram, path: Path, *, opset: int | None = None, fold_integers: bool = False) -> None:
     """Write an exported program as ONNX, each weight once.
 
     Inputs are called `input_<number of the tensor leaf>`, outputs `output_<number>`; the exporter drops inputs that nothing
@@ -26,6 +26,8 @@ def write_onnx(program: ExportedProgram, path: Path, *, opset: int | None = None
         program: of flat tensors, by `export_program`.
         path: the file; weights beyond 1.5 GB stand beside it.
         opset: ONNX opset to export to; None takes the exporter's default.
+        fold_integers: compute what follows from integer constants alone (axes, shapes), as some parsers want to see
+            such numbers in the file. Floating-point constants stay as they are.
     """
     import warnings
 
@@ -45,8 +47,23 @@ def write_onnx(program: ExportedProgram, path: Path, *, opset: int | None = None
         )
         assert made is not None
         _share_weights(made.model.graph)
+        if fold_integers:
+            _fold_integers(made.model)
         size = sum(_initializer_bytes(v) for v in made.model.graph.initializers.values())
         made.save(str(path), external_data=size > _SINGLE_FILE_BYTES)
+
+
+def _fold_integers(model: Any) -> None:
+    import onnxscript.optimizer
+
+    def of_integers(node: Any) -> bool | None:
+        """None leaves it to the default rules; False keeps the node."""
+        values = [*node.inputs, *node.outputs]
+        floating = any(v is not None and v.dtype is not None and v.dtype.is_floating_point() for v in values)
+        return False if floating else None
+
+    onnxscript.optimizer.fold_constants(model, should_fold=of_integers)
+    onnxscript.optimizer.remove_unused_nodes(model)
 
 
 def _initializer_bytes(value: Any) -> int:

@@ -1,0 +1,230 @@
+"""TensorRT and TensorRT for RTX as backends."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from ...capture.swap import original_method
+from ...errors import BuildError, Refused
+from ...schema import Candidate, Signature, TensorLeaf, dim_symbol
+from ..base import Availability, Backend, BuildJob, Executable
+from ..export import FlatModule, export_program, export_sample
+from ..onnx_file import write_onnx
+from .builder import TensorRTConfig, build_plan, timing_cache_name
+from .engine import Engine
+from .flavor import FLAVORS, Flavor, available, require
+from .spec import EngineSpec, specs_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MODEL = "model.onnx"
+ENGINES = "engines.json"
+_DTYPES = frozenset(("float32", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "bool"))
+
+
+class TensorRTBackend(Backend):
+    """Builds engines from the module's ONNX export: static ones for recorded shapes, a dynamic one for the rest.
+
+    The artifact is one `.plan` file for each engine and `engines.json`, which names their ranges.
+    """
+
+    name = "tensorrt"
+    flavor: ClassVar[Flavor] = FLAVORS["tensorrt"]
+    config_type = TensorRTConfig
+    isolation = "file"
+    runs_code = True
+    capturable = True
+    complexity = 3
+    config: TensorRTConfig
+
+    @classmethod
+    def available(cls) -> Availability:
+        return available(cls.flavor)
+
+    def candidates(self, signature: Signature, module: nn.Module) -> list[Candidate]:
+        devices = {leaf.device.partition(":")[0] for leaf in signature.tensor_leaves}
+        if devices != {"cuda"}:
+            return []
+        found = [self.candidate()]
+        if any(p.dtype == torch.float32 for p in module.parameters()) and not self.config.tf32:
+            found.append(type(self)(replace(self.config, tf32=True)).candidate())
+        return found
+
+    def build(self, job: BuildJob) -> Executable:
+        for leaf in (*job.signature.tensor_leaves, *job.signature.output_leaves):
+            if isinstance(leaf, TensorLeaf) and leaf.dtype not in _DTYPES:
+                raise Refused(f"{leaf.path} is {leaf.dtype}, which TensorRT does not exchange")
+        trt = require(self.flavor)
+        job.progress("exporting", None)
+        exported = _keeping_float32(job, self.config.keep_float32) if self.config.keep_float32 else job
+        program, notes = export_program(exported)
+        job.progress("converting to ONNX", None)
+        write_onnx(program, job.folder / MODEL, fold_integers=True)
+        del program
+        points = [sample.point for sample in job.samples]
+        specs = specs_of(job.signature, points, static=self.config.static_engines, dynamic=self.config.dynamic_engine)
+        cache = self._timing_cache(trt, job)
+        for number, spec in enumerate(specs):
+            which = f"engine {number + 1} of {len(specs)}"
+
+            def progress(phase: str, fraction: float | None, which: str = which) -> None:
+                job.progress(f"{which}: {phase}", fraction)
+
+            plan = build_plan(
+                trt, job.folder / MODEL, job.signature, spec, self.config, progress=progress, timing_cache=cache
+            )
+            (job.folder / f"{spec.name}.plan").write_bytes(plan)
+        description = {
+            "flavor": self.flavor.name,
+            "version": str(trt.__version__),
+            "engines": [{"name": spec.name, "ranges": spec.ranges} for spec in specs],
+        }
+        (job.folder / ENGINES).write_text(json.dumps(description), encoding="utf-8")
+        for file in job.folder.glob(f"{MODEL}*"):
+            file.unlink()
+        executable = self.load(job)
+        executable.notes = (*notes, f"engines: {', '.join(spec.name for spec in specs)}")
+        return executable
+
+    def _timing_cache(self, trt: Any, job: BuildJob) -> Path | None:
+        """Shared by the builds of this machine where the job names a folder for that."""
+        if job.shared is None or self.flavor.name != "tensorrt":
+            return None
+        device = _device(job.signature)
+        name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+        return job.shared / timing_cache_name(trt, name, capability)
+
+    def load(self, job: BuildJob) -> Executable:
+        trt = require(self.flavor)
+        job.progress("loading the engines", None)
+        path = job.folder / ENGINES
+        try:
+            described = json.loads(path.read_text(encoding="utf-8"))
+            specs = [
+                EngineSpec(str(e["name"]), {str(k): tuple(v) for k, v in e["ranges"].items()})  # type: ignore[misc]
+                for e in described["engines"]
+            ]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BuildError(f"{path.name} of the engines is damaged: {error}") from error
+        device = _device(job.signature)
+        engines: list[Engine] = []
+        try:
+            for spec in specs:
+                plan = (job.folder / f"{Path(spec.name).name}.plan").read_bytes()
+                engines.append(Engine(trt, plan, spec, job.signature, device))
+        except BaseException:
+            for engine in engines:
+                engine.close()
+            raise
+        runner = _Engines(engines, job)
+        return Executable(
+            runner.call,
+            flat=True,
+            close=runner.close,
+            uncovered=runner.uncovered,
+            memory_bytes=sum(engine.memory_bytes for engine in engines),
+        )
+
+
+class TensorRTRTXBackend(TensorRTBackend):
+    """TensorRT for RTX: engines are built anywhere, also without a GPU, and finished on the user's RTX card."""
+
+    name = "tensorrt_rtx"
+    flavor = FLAVORS["rtx"]
+
+
+class _Engines:
+    """The engines of a signature as one callable; sizes that none serves run the original."""
+
+    def __init__(self, engines: Sequence[Engine], job: BuildJob) -> None:
+        self.engines, self.job = list(engines), job
+        self._sources = _symbol_sources(job.signature)
+        self._chosen: dict[tuple[int, ...], Engine | None] = {}
+        self._original: Callable[..., Any] | None = None
+        self._uncovered = 0
+
+    def call(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        sizes = tuple([tensors[i].size(axis) // factor for i, axis, factor in self._sources.values()])
+        try:
+            engine = self._chosen[sizes]
+        except KeyError:
+            engine = self._choose(sizes)
+        if engine is not None:
+            return engine(tensors)
+        self._uncovered += 1
+        if self._original is None:
+            self._original = FlatModule(self.job, export_sample(self.job)).forward
+        result: Sequence[torch.Tensor] = self._original(*tensors)
+        return result
+
+    def _choose(self, sizes: tuple[int, ...]) -> Engine | None:
+        named = dict(zip(self._sources, sizes, strict=True))
+        found = next((e for e in self.engines if e.spec.serves(named)), None)
+        if len(self._chosen) < 4096:
+            self._chosen[sizes] = found
+        return found
+
+    def uncovered(self) -> int:
+        return self._uncovered
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+
+
+def _symbol_sources(signature: Signature) -> dict[str, tuple[int, int, int]]:
+    """For each symbol an input, axis and factor to read its size from."""
+    sources: dict[str, tuple[int, int, int]] = {}
+    for i, leaf in enumerate(signature.tensor_leaves):
+        for axis, dim in enumerate(leaf.dims):
+            name = dim_symbol(dim)
+            if name is not None:
+                sources.setdefault(name, (i, axis, int(str(dim).rpartition("*")[0] or 1)))
+    return sources
+
+
+def _device(signature: Signature) -> torch.device:
+    devices = {leaf.device for leaf in signature.tensor_leaves}
+    if len(devices) != 1 or not next(iter(devices)).startswith("cuda"):
+        raise Refused(f"an engine runs on one GPU, but the inputs are on {', '.join(sorted(devices))}")
+    return torch.device(devices.pop())
+
+
+def _keeping_float32(job: BuildJob, pattern: str) -> BuildJob:
+    """The job on a copy whose matching submodules run in float32 under autocast.
+
+    Raises Refused if the pattern is no regular expression or matches nothing.
+    """
+    try:
+        wanted = re.compile(pattern)
+    except re.error as error:
+        raise Refused(f"keep_float32 must be a regular expression, but got {pattern!r}: {error}") from None
+    module = copy.deepcopy(job.module)
+    matched = [child for path, child in module.named_modules() if path and wanted.fullmatch(path)]
+    if not matched:
+        raise Refused(f"keep_float32={pattern!r} matches no submodule of {job.path or 'the model'}")
+    for child in matched:
+        child.forward = _in_float32(child.forward)  # type: ignore[method-assign]
+    return replace(job, module=module, original=original_method(module, job.signature.method))
+
+
+def _in_float32(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cuda", enabled=False):
+            return forward(*[_raised(a) for a in args], **{k: _raised(v) for k, v in kwargs.items()})
+
+    return run
+
+
+def _raised(value: Any) -> Any:
+    half = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if half else value
