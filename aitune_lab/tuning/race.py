@@ -205,6 +205,9 @@ class Race:
             "label": signature.label,
             "candidates": [candidate.label for candidate in self.listed.candidates],
             "not_tried": dict(self.listed.not_tried),
+            "left_out": dict(self.listed.left_out),
+            "why": dict(self.listed.why),
+            "seconds": dict(self.listed.seconds),
         }
 
 

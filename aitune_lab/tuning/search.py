@@ -20,6 +20,7 @@ from ..measure.benchmark import Timing
 from ..measure.blocks import MeasureLimits
 from ..measure.verdict import hopeless
 from ..schema import Candidate, Point, Tolerance, Trial
+from .candidates import typical_error
 from .strategies import Strategy
 from .strategies.score import Contender, admitted, weighted_latency
 from .strategies.words import milliseconds, times
@@ -115,8 +116,9 @@ def why_skipped(
 
 
 def kind_of(candidate: Candidate) -> tuple[object, ...]:
-    """What variants have in common: everything but the backend's options."""
-    return candidate.backend, candidate.precision, candidate.memory_format, candidate.cuda_graph
+    """What variants have in common: everything but those of the backend's options that leave the precision as it is."""
+    off = typical_error(candidate)
+    return candidate.backend, candidate.precision, candidate.memory_format, candidate.cuda_graph, off
 
 
 def rough_look(

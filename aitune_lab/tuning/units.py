@@ -152,11 +152,13 @@ class Preparation:
             listed = [] if rule.candidate == EAGER else [rule.candidate]
             return shortlist(item.path, item.module, signature, Plan(), listed)
         strategy = strategy_for(self.plan, rule)
-        result = shortlist(item.path, item.module, signature, self.plan, self.options.backends)
+        result = shortlist(
+            item.path, item.module, signature, self.plan, self.options.backends, eager_ms=item.row.mean_ms
+        )
         for extra in strategy.extra_candidates():
             if extra not in result.candidates:
                 result.candidates.insert(0, extra)
-        result.candidates = [c for c in result.candidates if strategy.admits(c)]
+        result.keep(strategy.admits)
         return result
 
 
