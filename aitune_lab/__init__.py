@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .runtime.cuda_graph import warmup
     from .runtime.installed import refresh, stats
     from .schema import Candidate, Limits, Plan, Rule, Tolerance
+    from .tuning import whatif
     from .tuning.api import Module, tune, unwrap, wrap
     from .tuning.bisect import bisect
     from .tuning.strategies import (
@@ -94,6 +95,7 @@ __all__ = [
     "tune",
     "unwrap",
     "warmup",
+    "whatif",
     "wrap",
 ]
 
@@ -111,6 +113,7 @@ _NAMES_OF = {
     "runtime.cuda_graph": "warmup",
     "runtime.installed": "refresh stats",
     "schema": "Candidate Limits Plan Rule Tolerance",
+    "tuning": "whatif",
     "tuning.api": "Module tune unwrap wrap",
     "tuning.bisect": "bisect",
     "tuning.strategies": (
@@ -125,7 +128,9 @@ def __getattr__(name: str) -> Any:
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{module}", __name__), name)
+    holder = importlib.import_module(f".{module}", __name__)
+    # A name may be a module of its own.
+    value = getattr(holder, name) if hasattr(holder, name) else importlib.import_module(f".{module}.{name}", __name__)
     globals()[name] = value
     return value
 
