@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .backends.eager import TorchEagerBackend, TorchEagerConfig
     from .backends.inductor_jit import TorchInductorJitBackend, TorchInductorJitConfig
     from .backends.onnxruntime import ONNXRuntimeBackend, ONNXRuntimeConfig
+    from .backends.torchao import TorchAOBackend, TorchAOConfig
     from .capture.inspector import inspect
     from .capture.signature import BatchDim, DynamicDim
     from .checkpoint import check, load, save, show
@@ -79,6 +80,8 @@ __all__ = [
     "StoreError",
     "TargetError",
     "Tolerance",
+    "TorchAOBackend",
+    "TorchAOConfig",
     "TorchEagerBackend",
     "TorchEagerConfig",
     "TorchInductorJitBackend",
@@ -103,6 +106,7 @@ _NAMES_OF = {
     "backends.eager": "TorchEagerBackend TorchEagerConfig",
     "backends.inductor_jit": "TorchInductorJitBackend TorchInductorJitConfig",
     "backends.onnxruntime": "ONNXRuntimeBackend ONNXRuntimeConfig",
+    "backends.torchao": "TorchAOBackend TorchAOConfig",
     "capture.inspector": "inspect",
     "capture.signature": "BatchDim DynamicDim",
     "checkpoint": "check load save show",

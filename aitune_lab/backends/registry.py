@@ -13,6 +13,7 @@ _BUILTIN = {
     "eager": "eager:TorchEagerBackend",
     "onnxruntime": "onnxruntime:ONNXRuntimeBackend",
     "inductor": "inductor_jit:TorchInductorJitBackend",
+    "torchao": "torchao:TorchAOBackend",
 }
 _registered: dict[str, type[Backend]] = {}
 

@@ -183,7 +183,7 @@ def _planned(result: TuneResult) -> list[str]:
     lines = []
     for unit in started.get("planned", []):
         lines.append(f"{unit['path'] or '(model)'} {unit['signature']}: {', '.join(unit['candidates']) or 'nothing'}")
-        lines += [f"  {label}: {why}" for label, why in unit["not_tried"].items()]
+        lines += [f"  {label}: {why}" for label, why in {**unit["not_tried"], **unit.get("left_out", {})}.items()]
     seconds, bytes_ = started.get("estimated_seconds") or 0, started.get("estimated_bytes") or 0
     lines.append(
         f"{counted(started.get('trials', 0), 'trial')}, about {seconds:.0f} s and {size(bytes_)} of disk (estimate). "

@@ -54,7 +54,7 @@ def test_text_holds_everything(result: TuneResult) -> None:
     assert "scripted[error=scaled] lost: out of tolerance" in text
     assert "scripted[fails_at=build] lost: failed" in text
     assert "scripted[fails_at=refuse] lost: refused: scripted refusal" in text
-    assert "scripted[latency_ms=0.9]: excluded by the rule for ''" in text
+    assert "scripted[latency_ms=0.9]: excluded by the rule for the model itself" in text
     assert "±" in text
     assert "exact: off by at most twice what eager itself is off" in text
     assert "end to end 2 times as fast" in text
