@@ -11,7 +11,7 @@ from ...measure.judge import default_budget
 from ...schema import ErrorClass, Point
 from ...tuning.strategies.words import error, times
 from ..theme import Theme, ThemeName, style_of, theme_of
-from .draw import figure, graph_objects, label, saying
+from .draw import figure, graph_objects, label, saying, short
 from .source import EAGER, Selected, point_of, select, state_of
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def difference(
     drawn.update_xaxes(
         type="log",
         range=[math.log10(bound) for bound in axis_range(info)],
-        exponentformat="power",
+        exponentformat="e",
         dtick=1 if len(info.rows) else None,
         title={"text": "relative L2 error"},
     )
@@ -256,5 +256,5 @@ def _hover(row: Difference) -> str:
         f"largest absolute error {error(row.max_absolute)}, SNR {row.snr_db:.0f} dB",
     ]
     if row.problem:
-        said.append(label(row.problem, 160))
+        said.append(short(row.problem, 160))
     return "<br>".join(said)

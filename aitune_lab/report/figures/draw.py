@@ -38,6 +38,12 @@ def label(text: str, longest: int = 0) -> str:
     return html.escape(shown, quote=False).replace("$", "&#36;")
 
 
+def short(text: str, longest: int) -> str:
+    """Untrusted text with its end left out where it is longer, as Plotly shows it letter by letter."""
+    shown = clean(text)
+    return label(shown if len(shown) <= longest else f"{shown[: longest - 1].rstrip()}…")
+
+
 def lines(texts: Iterable[str], width: int = CAPTION_CHARACTERS) -> list[str]:
     """Untrusted sentences, wrapped, as Plotly shows them letter by letter."""
     return [label(part) for text in texts if text for part in textwrap.wrap(clean(text), width)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...schema import Measurement, Point, Trial
 from ...tuning.strategies.words import milliseconds, times
 from ..theme import Theme, ThemeName, patterns_of, style_of, theme_of
-from .draw import figure, label, note, saying
+from .draw import figure, label, note, saying, short
 from .source import EAGER, Selected, counted_blocks, point_of, select, state_of
 
 if TYPE_CHECKING:
@@ -180,12 +180,21 @@ def latency(
         hoverinfo="text",
     )
     if info.eager_ms is not None:
-        drawn.add_vline(x=info.eager_ms, line={"color": colours.line, "width": 1.4, "dash": "dash"}, layer="above")
+        drawn.add_shape(  # only along the bars: it must not strike through the sentences beneath them
+            type="line",
+            x0=info.eager_ms,
+            x1=info.eager_ms,
+            y0=-0.5,
+            y1=len(info.timed) - 0.5,
+            line={"color": colours.line, "width": 1.4, "dash": "dash"},
+        )
     for bar, name in zip(info.bars, names, strict=True):
         if bar.median_ms is None:
-            note(drawn, label(bar.figures, 90), x=0, y=name, theme=colours, hover=label(bar.problem), xshift=4)
+            note(drawn, short(bar.figures, 96), x=0, y=name, theme=colours, hover=label(bar.problem), xshift=4)
     ticks = [_tick(bar, colours) for bar in info.bars]
-    drawn.update_yaxes(autorange="reversed", tickmode="array", tickvals=names, ticktext=ticks, showgrid=False)
+    drawn.update_yaxes(
+        autorange="reversed", tickmode="array", tickvals=names, ticktext=ticks, showgrid=False, type="category"
+    )
     drawn.update_xaxes(range=[0, info.end_ms], title={"text": "milliseconds a call"}, zeroline=True)
     return drawn
 
@@ -242,5 +251,5 @@ def _hover(bar: LatencyBar) -> str:
     if bar.eager_ms is not None:
         said.append(f"eager beside it {milliseconds(bar.eager_ms)}")
     if bar.problem and bar.median_ms is not None:
-        said.append(label(bar.problem, 160))
+        said.append(short(bar.problem, 160))
     return "<br>".join(said)

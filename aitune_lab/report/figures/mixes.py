@@ -10,7 +10,7 @@ from ...tuning.endtoend import EndToEnd
 from ...tuning.mixes import Estimate
 from ...tuning.strategies.words import milliseconds, times
 from ..theme import STYLES, Style, Theme, ThemeName, theme_of
-from .draw import figure, label, note, saying
+from .draw import figure, label, note, saying, short
 from .endtoend import AFTER, BEFORE
 from .source import counted_blocks
 
@@ -150,7 +150,7 @@ def mixes(
     )
     for bar, row in zip(info.bars, rows, strict=True):
         if bar.ms is None:
-            note(drawn, label(bar.figures, 90), x=0, y=row, theme=colours, hover=label(bar.problem), xshift=4)
+            note(drawn, short(bar.figures, 96), x=0, y=row, theme=colours, hover=label(bar.problem), xshift=4)
     ticks = [
         f"{label(bar.name, 40)} <br><span style='color:{colours.muted};font-size:11px'>{label(bar.figures)}</span> "
         if bar.ms is not None

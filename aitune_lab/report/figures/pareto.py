@@ -147,7 +147,7 @@ def pareto(
                 name=label(p.label),
                 mode="markers+text",
                 text=[("<b>{}</b> ✓" if p.chosen else "{}").format(label(p.label, 36))],
-                textposition="top center",
+                textposition="bottom right",
                 textfont={"size": 11, "color": colours.ink if p.front else colours.muted},
                 marker={
                     "symbol": style.symbol if p.right else "x",
@@ -176,7 +176,7 @@ def pareto(
         type="log",
         range=[math.log10(low), math.log10(high)],
         dtick=max(1, round(math.log10(high / low) / 6)),
-        exponentformat="power",
+        exponentformat="e",
         title={"text": "relative L2 error"},
     )
     drawn.update_xaxes(range=[0, end_ms(info)], title={"text": "milliseconds a call"})

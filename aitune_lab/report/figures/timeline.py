@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...schema import Event, Trial, from_data
 from ...tuning.strategies.words import counted
 from ..theme import STYLES, Theme, ThemeName, theme_of
-from .draw import figure, graph_objects, label, saying
+from .draw import figure, graph_objects, label, saying, short
 from .source import EAGER, events_of, state_of
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def timeline(source: Source, *, theme: Theme | ThemeName = "neutral") -> go.Figu
                 "color": colours.ink,
             },
             hovertext=[
-                f"<b>{label(s.name)}</b><br>{label(s.status)}{': ' + label(s.reason, 160) if s.reason else ''}"
+                f"<b>{label(s.name)}</b><br>{label(s.status)}{': ' + short(s.reason, 160) if s.reason else ''}"
                 for _, s in ends
             ],
             hoverinfo="text",

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SMALLEST_SHARE = 0.003
 """Regions of less than this share of the whole are left out: they would be thinner than their edge."""
+LEVEL_PIXELS, GAP_PIXELS = 40, 22
+MAX_LEVELS = 5
 ROOT = ""
 
 
@@ -109,10 +111,12 @@ def where(source: Source, *, theme: Theme | ThemeName = "neutral") -> go.Figure:
     info = where_info(source)
     if not info.eager or info.eager_ms <= 0:
         return saying(info.title, info.caption[0], theme=theme, revision="where")
-    drawn = figure(info.title, info.caption, theme=theme, revision="where", height=440 if info.tuned else 240)
+    levels = [levels_of(regions) for regions in (info.eager, info.tuned) if regions]
+    height = LEVEL_PIXELS * sum(levels) + GAP_PIXELS * (len(levels) - 1)
+    drawn = figure(info.title, info.caption, theme=theme, revision="where", height=height)
+    spans = [(1 - LEVEL_PIXELS * levels[0] / height, 1.0), (0.0, LEVEL_PIXELS * levels[-1] / height)]
     icicle = graph_objects().Icicle
-    heights = ((0.52, 1.0), (0.0, 0.46)) if info.tuned else ((0.0, 1.0),)
-    for regions, span in zip((info.eager, info.tuned), heights, strict=False):
+    for regions, span in zip((info.eager, info.tuned), spans, strict=False):
         width = min(1.0, regions[0].ms / info.eager_ms)
         fills = [fill_of(region) for region in regions]
         drawn.add_trace(
@@ -124,7 +128,8 @@ def where(source: Source, *, theme: Theme | ThemeName = "neutral") -> go.Figure:
                 branchvalues="total",
                 domain={"x": [0, max(width, 0.02)], "y": list(span)},
                 tiling={"orientation": "v", "pad": 1},
-                maxdepth=5,
+                maxdepth=MAX_LEVELS,
+                leaf={"opacity": 1},
                 marker={"colors": fills, "line": {"width": 1, "color": [mixed(f, "#000000", 0.25) for f in fills]}},
                 textfont={"color": [text_on(fill) for fill in fills], "size": 12},
                 textinfo="label",
@@ -139,6 +144,11 @@ def where(source: Source, *, theme: Theme | ThemeName = "neutral") -> go.Figure:
     drawn.update_yaxes(visible=False)
     drawn.update_layout(uniformtext={"minsize": 10, "mode": "hide"})
     return drawn
+
+
+def levels_of(regions: Sequence[Region]) -> int:
+    """How many levels of a tree are drawn."""
+    return min(MAX_LEVELS, 1 + max((region.depth for region in regions), default=0))
 
 
 def fill_of(region: Region) -> str:
