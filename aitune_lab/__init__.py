@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from .tuning import whatif
     from .tuning.api import Module, tune, unwrap, wrap
     from .tuning.bisect import bisect
+    from .tuning.diff import diff
+    from .tuning.run_report import load_report, save_report
     from .tuning.strategies import (
         FirstWinsStrategy,
         HighestThroughputStrategy,
@@ -89,10 +91,13 @@ __all__ = [
     "__version__",
     "bisect",
     "check",
+    "diff",
     "inspect",
     "load",
+    "load_report",
     "refresh",
     "save",
+    "save_report",
     "show",
     "stats",
     "tune",
@@ -120,6 +125,8 @@ _NAMES_OF = {
     "tuning": "whatif",
     "tuning.api": "Module tune unwrap wrap",
     "tuning.bisect": "bisect",
+    "tuning.diff": "diff",
+    "tuning.run_report": "load_report save_report",
     "tuning.strategies": (
         "FirstWinsStrategy HighestThroughputStrategy LatencyBudgetStrategy MaxThroughputStrategy MinLatencyStrategy "
         "OneBackendStrategy ParetoStrategy"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from . import whatifs
+from . import runs, whatifs
 from .advice import Finding, advice_text, inspection_advice, tuning_advice
+from .code import as_code
 from .frames import choices_frame, events_frame, modules_frame, trials_frame
 from .results import CHOICE_COLUMNS, Block, candidates_block, choice_rows, result_blocks, result_html, result_text
 from .text import (
@@ -25,6 +26,7 @@ __all__ = [
     "Column",
     "Finding",
     "advice_text",
+    "as_code",
     "candidate_rows",
     "candidates_block",
     "choice_rows",
@@ -39,6 +41,7 @@ __all__ = [
     "result_blocks",
     "result_html",
     "result_text",
+    "runs",
     "trials_frame",
     "tuning_advice",
     "whatifs",

@@ -13,7 +13,8 @@ EAGER = Candidate("eager")
 
 Key = tuple[str, str, str]
 """(path, method, signature)."""
-Mix = Mapping[str | Key, str | Candidate]
+Wish = str | Candidate
+Mix = Mapping[str, Wish] | Mapping[Key, Wish] | Mapping[str | Key, Wish]
 """Module path, or (path, method, signature), to a candidate or its label; `"eager"` leaves the module as it is."""
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..schema import Choice, Event, Plan, Signature, Trial
 from .endtoend import EndToEnd
+
+if TYPE_CHECKING:
+    from .run_report import RunReport
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,12 @@ class TuneResult:
         from .._display import report
 
         return list(report().advice.tuning_advice(self, stats))
+
+    def report(self) -> RunReport:
+        """The whole run as one piece of data; `aitune_lab.save_report(result, path)` writes it as JSON."""
+        from .run_report import report_of
+
+        return report_of(self)
 
     def __str__(self) -> str:
         from .._display import report
