@@ -53,6 +53,11 @@ class Style:
     edge: str
     symbol: str
 
+    @property
+    def hatch(self) -> str:
+        """The colour of a pattern's strokes, which must be seen on the fill."""
+        return max((self.edge, mixed(self.fill, "#ffffff", 0.6)), key=lambda colour: contrast(colour, self.fill))
+
 
 def luminance(colour: str) -> float:
     """Relative luminance of `#rrggbb`, 0 (black) to 1 (white), as WCAG 2.2 defines it."""

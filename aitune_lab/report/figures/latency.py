@@ -171,7 +171,7 @@ def latency(
             "line": {"color": [style.edge for style in styles], "width": 1.2},
             "pattern": {
                 "shape": [patterns[bar.label] for bar in info.bars],
-                "fgcolor": [style.edge for style in styles],
+                "fgcolor": [style.hatch for style in styles],
                 "bgcolor": [style.fill for style in styles],
                 "size": 7,
             },
