@@ -47,6 +47,7 @@ def load(job: BuildJob) -> Executable:
 def _made(job: BuildJob, make: Callable[[Backend, BuildJob], Executable]) -> Executable:
     candidate = job.candidate
     backend = registry.of(candidate)
+    _refuse_strides(job)
     if candidate.precision not in PRECISIONS:
         raise Refused(f"precision must be one of {PRECISIONS}, but got {candidate.precision!r}")
     if candidate.precision == "tf32" and not candidate.cuda_graph:
@@ -72,6 +73,18 @@ def _made(job: BuildJob, make: Callable[[Backend, BuildJob], Executable]) -> Exe
             executable.close()
             raise
     return executable
+
+
+def _refuse_strides(job: BuildJob) -> None:
+    """Raise Refused if the result depends on strides and the recorded ones are not those that tuned calls may have."""
+    strided = job.signature.facts.strided
+    for sample in job.samples if strided else ():
+        for leaf, value in zip(job.signature.leaves, sample.leaves, strict=True):
+            if leaf.path in strided and is_tensor(value) and not value.is_contiguous():
+                raise Refused(
+                    f"the result depends on the strides of {leaf.path}, which was recorded with {tuple(value.stride())}; "
+                    "call it with contiguous tensors"
+                )
 
 
 def _converted(job: BuildJob) -> BuildJob:
@@ -109,7 +122,8 @@ def _owns_weights(executable: Executable, module: torch.nn.Module) -> None:
 def _under_autocast(signature: Signature, dtype: str) -> Signature:
     if signature.autocast:
         raise Refused(f"the calls run under autocast already ({dict(signature.autocast)})")
-    return replace(signature, autocast=(("cuda", dtype),))
+    device = next((leaf.device.partition(":")[0] for leaf in signature.tensor_leaves), "cpu")
+    return replace(signature, autocast=((device, dtype),))
 
 
 def _run_under_autocast(executable: Executable, signature: Signature) -> None:

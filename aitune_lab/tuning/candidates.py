@@ -203,7 +203,7 @@ def _leave_out(
     if not proposed and backend.name != EAGER.backend:
         result.left_out[backend.name] = f"left out: it proposes nothing for this module and its inputs ({seen.device})"
     elif len(out) == len(proposed) > 1 and len({why.partition(":")[0] for why in out.values()}) == 1:
-        result.left_out[backend.name] = next(iter(out.values()))
+        result.left_out[backend.name] = out[min(out, key=typical_error)]
     else:
         result.left_out.update({candidate.label: why for candidate, why in out.items()})
 
