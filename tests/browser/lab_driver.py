@@ -27,6 +27,7 @@ from typing import Any, Literal
 import nbformat
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
+ROOT = Path(__file__).parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 TOKEN = "token-of-a-test-server"
 START_SECONDS = 120
@@ -80,6 +81,8 @@ def jupyterlab(folder: Path, *, environment: dict[str, str] | None = None) -> It
     variables["JUPYTERLAB_SETTINGS_DIR"] = str(folder / "settings")
     variables["JUPYTERLAB_WORKSPACES_DIR"] = str(folder / "workspaces")
     variables["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    # Kernels import the package that the tests test, installed or not.
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     for name, values in _SETTINGS.items():
         file = folder / "settings" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
