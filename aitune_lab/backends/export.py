@@ -258,7 +258,7 @@ def _check_guards(program: ExportedProgram, signature: Signature) -> None:
     """
     guards: list[str] = getattr(program, "_guards_code", None) or []
     for code in guards:
-        for sizes in _sizes_in_range(signature):
+        for sizes in sizes_in_range(signature):
             inputs = [_Sized(tuple(evaluate_dim(dim, sizes) for dim in leaf.dims)) for leaf in signature.tensor_leaves]
             try:
                 holds = eval(code, {"__builtins__": {}}, {"L": {"tensors": inputs}})  # noqa: S307 - torch's own code
@@ -272,7 +272,7 @@ def _check_guards(program: ExportedProgram, signature: Signature) -> None:
                 )
 
 
-def _sizes_in_range(signature: Signature) -> Iterator[dict[str, int]]:
+def sizes_in_range(signature: Signature) -> Iterator[dict[str, int]]:
     """Each symbol over its range while the others are at their usual size; at most a few thousand in all."""
     usual = {s.name: max(2, s.opt) for s in signature.symbols}
     for symbol in signature.symbols:

@@ -14,6 +14,7 @@ _BUILTIN = {
     "onnxruntime": "onnxruntime:ONNXRuntimeBackend",
     "inductor": "inductor_jit:TorchInductorJitBackend",
     "torchao": "torchao:TorchAOBackend",
+    "inductor_aot": "inductor_aot:TorchInductorAotBackend",
 }
 _registered: dict[str, type[Backend]] = {}
 

