@@ -39,6 +39,23 @@ class Refused(BuildError):
     """A candidate cannot keep what the module does (randomness, state, aliasing, …), so it is not tried."""
 
 
+class ChildFailed(BuildError):
+    """A build or the first calls of what was built failed in their own process; this one is unharmed.
+
+    Attributes:
+        cause: `"raised"` an error, `"ended"` by a signal or an exit, or stopped over a limit: `"time"`, `"memory"`, `"disk"`.
+        exit_code: of the process, negative for a signal; None if it was stopped or raised.
+        log: the last lines that the process wrote.
+        seconds: from the start of the build to its end.
+    """
+
+    def __init__(
+        self, reason: str, cause: str, *, exit_code: int | None = None, log: str = "", seconds: float = 0.0
+    ) -> None:
+        super().__init__(reason)
+        self.cause, self.exit_code, self.log, self.seconds = cause, exit_code, log, seconds
+
+
 class DeviceLost(AituneError):
     """A failure on the GPU (a device-side assert, an illegal access) ended its use in this process; start a new one."""
 

@@ -120,6 +120,9 @@ class Backend(ABC):
     """Stable name in candidates, plans and files."""
     config_type: ClassVar[type[BackendConfig]] = BackendConfig
     isolation: ClassVar[Isolation] = "process"
+    imports: ClassVar[tuple[str, ...]] = ()
+    """Modules whose import takes long, needed by a build: imported once, in the process that builds are forked from.
+    Importing them must start no thread and run nothing."""
     runs_code: ClassVar[bool] = False
     """Its artifacts can run code when loaded, so loading one from a file needs trust."""
     capturable: ClassVar[bool] = False

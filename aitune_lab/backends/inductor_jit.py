@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 import shutil
 import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,6 +81,7 @@ class TorchInductorJitBackend(Backend):
     name = "inductor"
     config_type = TorchInductorJitConfig
     isolation = "process"
+    imports = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
     capturable = True
     complexity = 1
     config: TorchInductorJitConfig
@@ -165,10 +168,29 @@ def _settings(job: BuildJob, config: TorchInductorJitConfig) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch._dynamo.config.patch(dynamo))
         stack.enter_context(torch._inductor.config.patch(inductor))
+        stack.enter_context(_cache(job.shared))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(quiet("torch._dynamo"))
         yield
+
+
+@contextmanager
+def _cache(shared: Path | None) -> Iterator[None]:
+    """Inductor finds what it compiled before, in this process or another, in the job's shared folder, if it has one.
+
+    Torch reads the place from the environment at each compilation, and knows no other way to name it.
+    """
+    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if shared is not None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(shared / "inductor")
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
+        elif shared is not None:
+            os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import dataclasses
 import enum
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 _classes: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
 _contexts: dict[type, list[Any]] = {}
+_placeholders: list[type] = []
 
 
 @dataclass
@@ -62,6 +63,28 @@ def resolve_type(key: str) -> type | None:
     for part in qualname.split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, type) else None
+
+
+def classes_of(keys: Iterable[str]) -> dict[str, tuple[type, list[Any]]]:
+    """The classes behind type keys, those known here, with what rebuilds them beside their children (pytree contexts).
+
+    With `adopt_classes` another process understands structures of classes that it could not import.
+    """
+    known = {key: resolve_type(key) for key in keys}
+    return {key: (cls, _contexts.get(cls, [])) for key, cls in known.items() if cls is not None}
+
+
+def adopt_classes(classes: Mapping[str, tuple[type, list[Any]]]) -> None:
+    """Let type keys of another process name the same classes here; to be called before any class is met."""
+    for key, (cls, contexts) in classes.items():
+        base, _, number = key.partition("#")
+        for earlier in [base, *(f"{base}#{i}" for i in range(2, int(number)))] if number else ():
+            if earlier not in _classes:  # names are given in order, so those before must be taken
+                _placeholders.append(type("Elsewhere", (), {}))
+                _classes[earlier] = _placeholders[-1]
+        _classes[key] = cls
+        if contexts:
+            _contexts[cls] = list(contexts)
 
 
 def is_tensor(value: Any) -> bool:
