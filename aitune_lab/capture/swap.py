@@ -80,6 +80,11 @@ def kept(module: torch.nn.Module) -> Any:
     return held.value if isinstance(held, _Kept) else None
 
 
+def is_ours(value: Any) -> bool:
+    """Whether something in a module's `__dict__` was put there by `swap` or `keep`."""
+    return isinstance(value, (SwappedMethod, _CopyHook, _RefuseReplicas, _Kept))
+
+
 class _Lifted:
     """While entered, the module's `__dict__` holds what it held before any swap."""
 
@@ -89,7 +94,7 @@ class _Lifted:
     def __enter__(self) -> None:
         self.taken: dict[str, Any] = {}
         for name, value in list(self.entries.items()):
-            if isinstance(value, (SwappedMethod, _CopyHook, _RefuseReplicas, _Kept)):
+            if is_ours(value):
                 self.taken[name] = value
                 if isinstance(value, SwappedMethod) and value.previous is not None:
                     self.entries[name] = value.previous

@@ -5,6 +5,7 @@ In its folder (`AITUNE_LAB_CACHE_DIR`, access for the owner only):
 - `store.sqlite3`: records by content key (trials, second looks, end-to-end checks), the artifacts that are there, and
   what was started by which process;
 - `artifacts/`: what backends built;
+- `shared/`: caches of compilers, which find in it what they compiled before;
 - `work/<process>-<random>/`: files of one running tuner, removed with it, or after its process died;
 - `runs/`: the journal of every run.
 """
@@ -47,6 +48,7 @@ class Usage:
     database_bytes: int
     runs: int
     run_bytes: int
+    shared_bytes: int
     work_bytes: int
 
 
@@ -55,6 +57,7 @@ class Collected:
     """What a collection removed. `kept_in_use` counts artifacts that were due, but are used by a live process."""
 
     artifacts: int
+    cache_files: int
     runs: int
     records: int
     leftovers: int
@@ -135,6 +138,16 @@ class Store:
         """Link an artifact's files, checked, into an empty folder of the caller's; None if there is none."""
         return self.artifacts.take(key, into)
 
+    def drop(self, key: str) -> None:
+        """Remove an artifact; processes that took it out keep theirs."""
+        row = self.database.artifact(key)
+        if row is not None:
+            self.artifacts.remove(row)
+
+    def shared(self) -> Path:
+        """A folder for what builds share, such as compilers' caches. It counts, and goes when room is needed."""
+        return private(self.folder / "shared")
+
     # The journals
 
     def new_journal(self) -> Path:
@@ -151,8 +164,9 @@ class Store:
         """What the store holds now."""
         rows, runs = self.database.artifacts(), self.journals()
         artifact_bytes, run_bytes = sum(row.bytes for row in rows), sum(map(_size, runs))
-        database_bytes, work_bytes = self.database.size_bytes(), _size(self.folder / "work")
-        total = artifact_bytes + run_bytes + database_bytes + work_bytes
+        database_bytes = self.database.size_bytes()
+        shared_bytes, work_bytes = _size(self.folder / "shared"), _size(self.folder / "work")
+        total = artifact_bytes + run_bytes + database_bytes + shared_bytes + work_bytes
         trials = self.database.count("trial")
         return Usage(
             str(self.folder),
@@ -164,6 +178,7 @@ class Store:
             database_bytes,
             len(runs),
             run_bytes,
+            shared_bytes,
             work_bytes,
         )
 
@@ -179,7 +194,7 @@ class Store:
         before = self.usage().bytes
         leftovers = self._sweep()
         used = self._in_use()
-        artifacts = runs = kept = 0
+        artifacts = runs = caches = kept = 0
         usage = self.usage()
         # Work folders hold links to artifacts: their own space can't be freed here.
         excess = usage.bytes - usage.work_bytes - limit
@@ -191,6 +206,13 @@ class Store:
             elif self.artifacts.remove(row, unless_used_since=row.used):
                 artifacts += 1
                 excess -= row.bytes
+        if excess > 0 and not self._live():
+            for file in _by_age(self.folder / "shared"):
+                if excess <= 0:
+                    break
+                excess -= _size(file)
+                file.unlink(missing_ok=True)
+                caches += 1
         for journal in reversed(self.journals()):
             if excess <= 0:
                 break
@@ -201,7 +223,7 @@ class Store:
                 excess -= size
         records = self.database.shrink(self.database.size_bytes() - excess) if excess > 0 else 0
         after = self.usage().bytes
-        return Collected(artifacts, runs, records, leftovers, max(0, before - after), kept)
+        return Collected(artifacts, caches, runs, records, leftovers, max(0, before - after), kept)
 
     def _sweep(self) -> int:
         """Remove work folders of dead processes, and artifacts that were never made known."""
@@ -217,12 +239,23 @@ class Store:
             count += 1
         return count
 
-    def _in_use(self) -> set[str]:
-        """Keys of the artifacts that live processes have taken out or just built: their work folders' names begin so."""
+    def _live(self) -> list[Path]:
+        """The work folders of live processes (those of dead ones were swept)."""
         with suppress(FileNotFoundError):
-            folders = [folder for folder in (self.folder / "work").iterdir() if folder.is_dir()]
-            return {item.name.partition(".")[0] for folder in folders for item in folder.iterdir()}
-        return set()
+            return [folder for folder in (self.folder / "work").iterdir() if folder.is_dir()]
+        return []
+
+    def _in_use(self) -> set[str]:
+        """Keys of the artifacts that live processes have taken out or just built: their work folders hold folders of that
+        name.
+        """
+        return {item.name for folder in self._live() for item in folder.iterdir()}
+
+
+def _by_age(folder: Path) -> list[Path]:
+    """All files in a folder, the oldest first."""
+    files = [file for file in folder.rglob("*") if file.is_file()] if folder.is_dir() else []
+    return sorted(files, key=lambda file: file.stat().st_mtime)
 
 
 def _size(path: Path) -> int:

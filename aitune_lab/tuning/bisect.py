@@ -275,7 +275,7 @@ class _Walk:
                     torch.get_num_threads(),
                     MeasureLimits(),
                 )
-                built = _result(trial_steps(bench, self.candidate, f"{depth}", timed=False))
+                built = _result(trial_steps(bench, self.candidate, f"{depth}-{len(list(folder.iterdir()))}", timed=False))
                 if built.installed is not None:
                     built.installed.executable.close()
                 result = _row(base, built.trial)

@@ -9,10 +9,12 @@ from typing import Any, Literal
 from ..backends.base import Backend
 from ..capture.signature import DynamicShapes
 from ..errors import PlanError
+from ..isolation import BuildLimits, Isolation, default_isolation
 from ..measure.benchmark import Timing, measure
 from ..measure.blocks import MeasureLimits
 from ..schema import Candidate
 from .endtoend import Metric
+from .recall import StoreLike
 
 BackendLike = str | Candidate | Backend | type[Backend]
 
@@ -37,12 +39,21 @@ class TuneOptions:
     """The user's metric on the outputs, for that check."""
     meter: Callable[..., Timing] = measure
     """What times contenders; scripted in tests."""
+    store: StoreLike = "auto"
+    """Where earlier trials are looked up and new ones kept: `"auto"`, a folder, or None for nowhere."""
+    retry: bool = False
+    """Try again what failed in earlier runs, or never finished."""
+    isolation: Isolation = field(default_factory=default_isolation)
+    """`"auto"`: candidates are built and first called in child processes; `"off"`: in this one."""
+    build_limits: BuildLimits = field(default_factory=BuildLimits)
+    """Of each build in a child process."""
 
     def __post_init__(self) -> None:
         known = {
             "on_module_failure": ("eager", "raise"),
             "on_miss": ("original", "error"),
             "weights": ("watched", "frozen"),
+            "isolation": ("auto", "off"),
         }
         for name, values in known.items():
             if getattr(self, name) not in values:

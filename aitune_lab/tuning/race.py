@@ -11,13 +11,14 @@ from ..errors import PlanError
 from ..measure.benchmark import Timing
 from ..measure.verdict import faster
 from ..runtime.installed import InstalledExecutable
-from ..schema import Choice, Plan, Point, PointResult, Rule, Trial
+from ..schema import Candidate, Choice, Plan, Point, PointResult, Rule, Trial
 from .bench import Bench
 from .candidates import EAGER, Shortlist, estimated_seconds
+from .recall import CountingMeter, Known, is_disturbed
 from .search import Rival, best_so_far, looks_first, rival_of, why_skipped
 from .strategies import ChoiceContext, Decision, Strategy, decide_pin
 from .strategies.score import Contender
-from .trial import Built, eager_built, eager_trial, time_point
+from .trial import Built, eager_built, eager_trial, not_ok, revived as revived_trial, time_point
 
 ALPHA = 0.01
 """Of the second look's paired test, shared among the candidates looked at (Holm's step-down)."""
@@ -28,14 +29,15 @@ class Race:
     """The candidates of one (module, signature).
 
     `equal_points` says that each point weighs the same, relative to eager there (`batch_sizes`); otherwise a point
-    weighs the calls that were seen of it. `digest` is that of the module's weights.
+    weighs the calls that were seen of it. Executables of candidates that can't win any more are freed, and made again
+    should they be needed.
     """
 
     module: InspectedModule
     bench: Bench
     listed: Shortlist
     plan: Plan
-    digest: str
+    known: Known
     context: ChoiceContext
     equal_points: bool = False
     trials: list[Trial] = field(default_factory=list)
@@ -74,7 +76,7 @@ class Race:
 
     def eager(self) -> Trial:
         """Eager's trial, from what was measured beside the candidates so far."""
-        return self.weighted(eager_trial(self.bench, self.digest, self.trials))
+        return self.weighted(eager_trial(self.bench, self.known.keys.trial(EAGER), self.trials))
 
     def best(self) -> Contender | None:
         """The best right candidate so far."""
@@ -100,8 +102,15 @@ class Race:
         while decision.second_look:
             trial = decision.second_look[0]
             label = trial.candidate.label
-            yield f"measuring {label} a second time"
-            confirmed, p_value = self._second_look(trial, strategy, eager)
+            found = self._known_look(trial, strategy, eager)
+            if found is None:
+                yield f"measuring {label} a second time"
+                if not self.make_live(label):
+                    eager = self.eager()
+                    decision = strategy.choose(self.trials, eager, self.context)
+                    continue
+                found = self._looked(trial, strategy, eager)
+            confirmed, p_value = found
             self.context = replace(
                 self.context,
                 confirmed={**self.context.confirmed, label: confirmed},
@@ -109,6 +118,52 @@ class Race:
             )
             decision = strategy.choose(self.trials, eager, self.context)
         return decision
+
+    def _look_key(self, trial: Trial, strategy: Strategy, eager: Trial) -> tuple[dict[Point, float], int]:
+        """What the outcome of a second look depends on beside the trial."""
+        points = strategy.decisive_points(trial, eager, self.context)
+        weights = {p.point: p.weight if len(points) > 1 else 1.0 for p in trial.points if p.point in points}
+        return weights, len(self.listed.candidates) - len(self.context.confirmed)
+
+    def _known_look(self, trial: Trial, strategy: Strategy, eager: Trial) -> tuple[bool, float] | None:
+        return self.known.look(trial, *self._look_key(trial, strategy, eager))
+
+    def _looked(self, trial: Trial, strategy: Strategy, eager: Trial) -> tuple[bool, float]:
+        """A second look, kept for later runs unless other load disturbed it."""
+        meter = self.bench.meter
+        if isinstance(meter, CountingMeter):
+            meter.watch()
+        confirmed, p_value = self._second_look(trial, strategy, eager)
+        if not (isinstance(meter, CountingMeter) and meter.disturbed):
+            self.known.keep_look(trial, *self._look_key(trial, strategy, eager), confirmed, p_value)
+        return confirmed, p_value
+
+    def make_live(self, label: str) -> bool:
+        """Make sure that a candidate's executable can be called. If that fails its trial becomes one that failed."""
+        built = self.built[label]
+        if built.installed is not None:
+            return True
+        try:
+            revived = revived_trial(self.bench, built.trial, self.known)
+        except Exception as error:
+            failed = not_ok(built.trial, error, built.trial.build_seconds, built=True)
+            self.trials = [failed if t.candidate.label == label else t for t in self.trials]
+            self.built[label] = Built(failed)
+            return False
+        self.built[label] = revived
+        return True
+
+    def is_live(self, label: str) -> bool:
+        """Whether a candidate's executable can be called as it is."""
+        return self.built[label].installed is not None
+
+    def release(self, strategy: Strategy | None) -> None:
+        """Free the executables of all candidates but the one that would win now (None: a pin decides)."""
+        if strategy is None:
+            return
+        decision = strategy.choose(self.trials, self.eager(), self.context)
+        best = decision.second_look[0] if decision.second_look else decision.winner
+        self.close(but=best.candidate.label)
 
     def _second_look(self, trial: Trial, strategy: Strategy, eager: Trial) -> tuple[bool, float]:
         """Fresh blocks at the points that decide: the candidate must be faster again, weighted as the first time."""
@@ -162,10 +217,10 @@ class Race:
         return self.choice
 
     def installed(self) -> InstalledExecutable:
-        """What the choice installs."""
+        """What the choice installs. Its executable is live, or it is eager."""
         assert self.choice is not None
         built = self.built.get(self.choice.candidate.label)
-        if built is None or built.installed is None:
+        if built is None:
             built = eager_built(self.bench, self.eager())
         assert built.installed is not None
         built.installed.choice = self.choice
@@ -176,11 +231,16 @@ class Race:
         for label, built in self.built.items():
             if label != but and built.installed is not None:
                 built.installed.executable.close()
+                built.installed = built.call = None
+
+    def hand_over(self) -> None:
+        """What is installed belongs to the target from now on."""
+        for built in self.built.values():
+            built.installed = built.call = None
 
     def disturbed(self) -> bool:
         """Whether other load spoilt a measurement."""
-        figures = [m for t in self.trials for p in t.points for m in (p.latency, p.eager)]
-        return any(m is not None and m.disturbed for m in figures)
+        return any(map(is_disturbed, self.trials))
 
     def saved_seconds(self) -> float:
         """What the choice saves over the calls that were recorded."""
@@ -190,10 +250,11 @@ class Race:
         pairs = [(p.calls, p.eager, p.latency) for p in trial.points]
         return sum(n * (e.median_ms - c.median_ms) / 1000 for n, e, c in pairs if e is not None and c is not None)
 
-    def estimated_seconds(self) -> float:
-        """What trying its candidates will take, by what is typical."""
+    def estimated_seconds(self, candidate: Candidate) -> float:
+        """What trying a candidate will take, by what is typical."""
         points = len(self.bench.recorded.samples)
-        return estimated_seconds(self.listed, self.module.module, points, self.module.row.mean_ms)
+        alone = replace(self.listed, candidates=[candidate])
+        return estimated_seconds(alone, self.module.module, points, self.module.row.mean_ms)
 
     def planned(self) -> dict[str, Any]:
         """What will be tried, as data, for those who want to know before the start."""

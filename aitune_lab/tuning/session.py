@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from ..errors import DataError
 from ..schema import Choice, Event, Fingerprint, Plan, Trial, from_data, from_json, to_json
@@ -61,6 +62,9 @@ class SessionState:
     estimate: Any = None
     understood: str = ""
     error: str | None = None
+    remaining_seconds: float | None = None
+    """What a running run still needs, by what its trials took so far; None if unknown."""
+    paused: bool = False
     seq: int = -1
     environment: Fingerprint | None = None
     eager_seconds: float | None = None
@@ -80,6 +84,8 @@ def reduce(state: SessionState, event: Event) -> SessionState:
             elapsed=event.t,
             estimated_seconds=data.get("estimated_seconds"),
             estimated_bytes=data.get("estimated_bytes"),
+            remaining_seconds=data.get("estimated_seconds"),
+            paused=False,
             estimate=None,
             understood=str(data.get("understood") or ""),
             error=None,
@@ -88,6 +94,8 @@ def reduce(state: SessionState, event: Event) -> SessionState:
         )
     if event.kind == "inspected":
         return replace(state, rows=tuple(data.get("rows", ())), eager_seconds=data.get("eager_seconds"))
+    if "remaining_seconds" in data:
+        state = replace(state, remaining_seconds=data["remaining_seconds"])
     if event.kind == "trial_started":
         progress = replace(
             state.progress,
@@ -116,6 +124,7 @@ def reduce(state: SessionState, event: Event) -> SessionState:
     if event.kind == "plan_changed":
         return replace(state, plan=from_data(data["plan"], Plan))
     if event.kind == "log":
+        state = replace(state, paused=bool(data.get("paused", state.paused)))
         line = (event.t, str(data.get("level", "info")), str(data.get("message", "")))
         return replace(state, log=(*state.log, line)[-LOG_TAIL:])
     if event.kind == "run_finished":
@@ -135,7 +144,7 @@ def reduce(state: SessionState, event: Event) -> SessionState:
 
 def _stopped(state: SessionState, status: Status) -> SessionState:
     progress = Progress(done=state.progress.done, total=state.progress.total)
-    return replace(state, status=status, progress=progress)
+    return replace(state, status=status, progress=progress, remaining_seconds=None, paused=False)
 
 
 class Session:
@@ -158,12 +167,21 @@ def replay(events: Iterable[Event]) -> SessionState:
     return session.state
 
 
-def journaled(events: Iterable[Event], path: str | Path) -> Iterator[Event]:
-    """Pass events on, each written to the journal (one line of JSON each) before it is passed on."""
-    with Path(path).open("w", encoding="utf-8", newline="\n") as file:
+def journaled(events: Iterable[Event], path: str | Path, *, strict: bool = True) -> Iterator[Event]:
+    """Pass events on, each written to the journal (one line of JSON each) before it is passed on.
+
+    Unless `strict`, a journal that can't be written (any more) stops no event.
+    """
+    forgiving = contextlib.nullcontext() if strict else contextlib.suppress(OSError)
+    with contextlib.ExitStack() as stack:
+        file: TextIO | None = None
+        with forgiving:
+            file = stack.enter_context(Path(path).open("w", encoding="utf-8", newline="\n"))
         for event in events:
-            file.write(to_json(event) + "\n")
-            file.flush()
+            with forgiving:
+                if file is not None:
+                    file.write(to_json(event) + "\n")
+                    file.flush()
             yield event
 
 

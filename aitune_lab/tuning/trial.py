@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,11 +16,10 @@ from ..capture.probe import autocast_of
 from ..capture.recorder import Sample
 from ..capture.state import Snapshot
 from ..capture.swap import original_method
-from ..errors import AituneError, BackendUnavailable, DeviceLost, Refused
+from ..errors import AituneError, BackendUnavailable, ChildFailed, DeviceLost, Refused
 from ..measure.benchmark import Timing
 from ..measure.blocks import Contender, MeasureLimits
 from ..measure.numerics import Call, compare
-from ..runtime import variant
 from ..runtime.dispatch import MethodDispatch
 from ..runtime.installed import InstalledExecutable
 from ..schema import (
@@ -37,6 +34,8 @@ from ..schema import (
     TrialStatus,
 )
 from .bench import Bench, LostAlias
+from .making import Made, build_job, drop, make
+from .recall import Known, is_risky
 from .search import Rival, rough_look
 
 T = TypeVar("T")
@@ -51,77 +50,134 @@ class Built:
     trial: Trial
     installed: InstalledExecutable | None = None
     call: Callable[..., Any] | None = None
-
-
-def trial_key(bench: Bench, candidate: Candidate, weights: str) -> str:
-    """Content key: path, signature, candidate, weights, versions. Equal keys mean equal trials."""
-    backend = registry.get(candidate.backend).available()
-    parts = [bench.recording.path, bench.recorded.signature.key, candidate.key, weights, torch.__version__]
-    parts += [f"{k}={v}" for k, v in sorted(backend.versions.items())]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
+    reused: bool = False
+    """The trial is an earlier run's."""
 
 
 Steps = Generator[tuple[str, float | None], None, T]
 """Phases with the fraction done (None if unknown) while something runs, then its result."""
 
 
+def attempt(
+    bench: Bench, candidate: Candidate, known: Known, *, accept_error: bool = False, rival: Rival | None = None
+) -> Steps[Built]:
+    """The candidate's trial: an earlier run's if that says all, else a new one, which is kept for later runs.
+
+    Raises what `trial_steps` raises. A candidate that an earlier process did not survive is not tried.
+    """
+    found = known.trial(bench, candidate, rival, wanted=accept_error)
+    if found is not None:
+        return Built(found, reused=True)
+    key, artifact, risky = known.keys.trial(candidate), known.keys.artifact(candidate), is_risky(candidate)
+    if risky and (why := known.recall.quarantined(artifact)):
+        return Built(Trial(key, bench.recording.path, bench.recorded.signature.key, candidate, "crashed", why))
+    if risky:
+        known.recall.begin(artifact, candidate.label)
+    try:
+        built = yield from trial_steps(bench, candidate, key, accept_error=accept_error, rival=rival, known=known)
+        known.keep(built.trial, bench, rival)
+    except DeviceLost:
+        raise  # this process will end with it: the next one must not try it again
+    except BaseException:
+        if risky:
+            known.recall.end(artifact)
+        raise
+    if risky:
+        known.recall.end(artifact)
+    return built
+
+
 def trial_steps(
     bench: Bench,
     candidate: Candidate,
-    weights_digest: str,
+    key: str,
     *,
     accept_error: bool = False,
     rival: Rival | None = None,
     timed: bool = True,
+    known: Known | None = None,
 ) -> Steps[Built]:
-    """Build, compare, measure. What went wrong is in the trial; raised are a cancel, an interrupt, and DeviceLost.
+    """Build (or load what the store holds), compare, measure.
 
-    A candidate out of tolerance is not timed, unless `accept_error`; nor, if a rival is named, one that a rough look
-    shows to be hopeless against it; nor anything without `timed`.
+    What went wrong is in the trial; raised are a cancel, an interrupt, and DeviceLost. A candidate out of tolerance is
+    not timed, unless `accept_error`; nor, if a rival is named, one that a rough look shows to be hopeless against it; nor
+    anything without `timed`. Without `known` nothing is looked up or kept.
     """
-    signature = bench.recorded.signature
-    key = trial_key(bench, candidate, weights_digest)
-    trial = Trial(key, bench.recording.path, signature.key, candidate, "failed")
+    trial = Trial(key, bench.recording.path, bench.recorded.signature.key, candidate, "failed")
     start = time.perf_counter()
-    executable: Executable | None = None
-    seconds = 0.0
+    made: Made | None = None
     try:
         backend_class = registry.require(candidate.backend)
         trial = replace(trial, versions=dict(backend_class.available().versions))
-        folder = bench.folder / key
-        folder.mkdir(parents=True, exist_ok=True)
         yield "build", None
-        job = build_job(bench, candidate, folder)
-        executable = variant.build(job)
-        seconds = time.perf_counter() - start
-        size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+        made = make(bench, candidate, key, known)
         trial = replace(
             trial,
-            build_seconds=seconds,
-            artifact_bytes=size,
-            memory_bytes=executable.memory_bytes,
-            notes=executable.notes,
+            build_seconds=made.build_seconds,
+            artifact_bytes=made.artifact_bytes,
+            memory_bytes=made.executable.memory_bytes,
+            notes=made.notes,
+            isolated=made.isolated,
+            log=made.log,
         )
-        built = _dispatched(bench, job, executable, trial)
+        built = _dispatched(bench, made.job, made.executable, trial)
         trial = yield from _compared(bench, built)
         if timed and (_admitted(trial, bench.tolerance) or (accept_error and trial.status == "ok")):
             trial = yield from _timed(bench, built, trial, rival)
     except Exception as error:
         _raise_if_lost(bench.device, trial, error)
-        if executable is not None:
-            executable.close()
-        return Built(_not_ok(trial, error, seconds or time.perf_counter() - start, built=executable is not None))
+        if made is not None:
+            made.executable.close()
+        seconds = made.build_seconds if made is not None else time.perf_counter() - start
+        return Built(not_ok(trial, error, seconds, built=made is not None))
     except BaseException:
-        if executable is not None:
-            executable.close()
+        if made is not None:
+            made.executable.close()
         raise
     if trial.status != "ok":
-        executable.close()
+        made.executable.close()
         return Built(trial)
     built.trial = trial
     assert built.installed is not None
     built.installed.trial = trial
     return built
+
+
+def revived(bench: Bench, trial: Trial, known: Known) -> Built:
+    """A candidate that was tried before, with an executable again, which is compared with eager once more.
+
+    One that answers otherwise than it did is built anew. Raises Refused, with the figures, if that doesn't help, or
+    whatever building raises.
+    """
+    try:
+        return _revived(bench, trial, known)
+    except Exception:
+        if not drop(bench, trial.candidate, known):
+            raise
+        return _revived(bench, trial, known)
+
+
+def _revived(bench: Bench, trial: Trial, known: Known) -> Built:
+    made = make(bench, trial.candidate, trial.key, known)
+    try:
+        built = _dispatched(bench, made.job, made.executable, trial)
+        again = _finished(_compared(bench, built))
+        if again.status != "ok" or (again.error_class == "refused" and trial.error_class != "refused"):
+            raise Refused(f"loaded again, it answers otherwise than when it was tried: {again.reason}")
+    except BaseException:
+        made.executable.close()
+        raise
+    return Built(trial, built.installed, built.call)
+
+
+def _finished(steps: Steps[T]) -> T:
+    """What steps come to."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
 
 
 def _raise_if_lost(device: torch.device, trial: Trial, error: Exception) -> None:
@@ -145,28 +201,18 @@ def eager_built(bench: Bench, trial: Trial) -> Built:
     return _dispatched(bench, job, registry.of(trial.candidate).build(job), trial)
 
 
-def build_job(bench: Bench, candidate: Candidate, folder: Path) -> BuildJob:
-    recording = bench.recording
-    return BuildJob(
-        recording.path,
-        recording.module,
-        original_method(recording.module, recording.method),
-        recording.form,
-        bench.recorded.signature,
-        bench.recorded.all_samples(),
-        candidate,
-        folder,
-        bench.threads,
-        lambda phase, fraction: bench.check_cancelled(),
-    )
-
-
-def _not_ok(trial: Trial, error: Exception, seconds: float, *, built: bool) -> Trial:
+def not_ok(trial: Trial, error: Exception, seconds: float, *, built: bool) -> Trial:
     """The trial of a candidate that didn't get through, with what happened in a sentence."""
     if isinstance(error, Refused):
         return replace(trial, status="refused", reason=str(error), build_seconds=seconds)
     if isinstance(error, BackendUnavailable):
         return replace(trial, status="unavailable", reason=str(error))
+    if isinstance(error, ChildFailed):
+        ends: dict[str, TrialStatus] = {"ended": "crashed", "time": "timed out"}
+        status, seconds = ends.get(error.cause, "failed"), error.seconds
+        return replace(
+            trial, status=status, reason=str(error), build_seconds=seconds, isolated=True, log=error.log[-LOG_CHARACTERS:]
+        )
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     what = "failed to run" if built else "failed to build"
     reason = f"{what}: {type(error).__name__}: {lines[0][:300] if lines else ''}"
@@ -293,7 +339,7 @@ def time_point(
             snapshot.restore()
 
 
-def eager_trial(bench: Bench, weights_digest: str, timings: Sequence[Trial]) -> Trial:
+def eager_trial(bench: Bench, key: str, timings: Sequence[Trial]) -> Trial:
     """Eager as a trial: its latencies are those measured beside the candidates (or none, if nothing was timed)."""
     results = []
     for point in sorted(bench.recorded.samples, key=lambda p: p.sizes):
@@ -304,7 +350,6 @@ def eager_trial(bench: Bench, weights_digest: str, timings: Sequence[Trial]) -> 
         results.append(
             PointResult(point, bench.recorded.calls[point], bench.weights.get(point, 1.0), comparison, best, best)
         )
-    key = trial_key(bench, Candidate("eager"), weights_digest)
     status: TrialStatus = "ok"
     return Trial(
         key, bench.recording.path, bench.recorded.signature.key, Candidate("eager"), status, points=tuple(results)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import shutil
-import tempfile
-import time
+import os
 import warnings
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,29 @@ from ..backends import registry
 from ..capture.inspector import InspectedModule, Inspection, inspect
 from ..environment import fingerprint
 from ..errors import AituneWarning, TargetError
-from ..runtime.installed import Installed, install_all, prepare
+from ..isolation import Children
+from ..runtime.installed import install_all
 from ..runtime.weights import content_digest
 from ..schema import Candidate, Choice, Event, EventKind, Plan, Rule, Trial, to_data
 from .bench import Cancelled
 from .candidates import EAGER, Shortlist, with_candidates
+from .control import Control, Remaining, alternating
 from .cut import Cut
-from .endtoend import EndToEnd, check
+from .endtoend import EndToEnd
+from .finish import check_end_to_end, estimate, prepared
 from .options import TuneOptions
 from .planfile import check_plan
 from .race import Race
+from .recall import Counts, Recall, remove_folder
+from .session import journaled
 from .strategies import Decision, Strategy
-from .trial import Built, Steps, as_error, trial_steps
+from .trial import Built, Steps, as_error, attempt
 from .units import Preparation, Unit, strategy_for, weights_digests
 
 MAX_CUT_DEPTH = 2
 """How far a module that stays eager passes to its children."""
 MIN_CHILD_SHARE = 0.05
 """Children with a smaller share of the end-to-end time are not worth a trial."""
-MAX_PASS_SECONDS = 30.0
-"""Targets that take longer for one pass over the data are not checked end to end."""
 
 
 class Tuner:
@@ -71,61 +73,129 @@ class Tuner:
         self.understood = ""
         self.phase = ""
         """What the running trial does just now (`"compiling"`, `"measure"`); may be read from any thread."""
+        self.recall = Recall(self.options.store, retry=self.options.retry)
+        self.control = Control()
+        self.remaining = Remaining()
+        self.journal: Path | None = None
+        """Where the events of this run are kept, one JSON line each; None without a store, or before the start."""
         self._seq = 0
-        self._start = time.perf_counter()
-        self._cancelled = False
-        self._folder = Path(tempfile.mkdtemp(prefix="aitune-lab-"))
-        self._folder.chmod(0o700)
-        # Artifacts live as long as what is installed from them (the jobs hold the tuner's finaliser through `keep`).
-        self.keep = weakref.finalize(self, shutil.rmtree, str(self._folder), True)
+        self._total = 0
+        self._applying = self._said_problem = False
+        self._units: list[Unit] = []
+        # Artifacts live as long as what is installed from them: the jobs hold the control, and that this.
+        self.keep = weakref.finalize(self, remove_folder, self.recall.folder, os.getpid())
+        self._digests = weights_digests(content_digest)
+        isolated = self.options.isolation == "auto"
+        self._children = Children(self.recall.folder / "children", limits=self.options.build_limits) if isolated else None
         self._prepare_units = Preparation(
             target,
             data,
             self.plan,
             self.options,
-            self._folder,
+            self.recall,
             self._check_cancelled,
-            weights_digests(content_digest),
+            self._digests,
             self.failures,
+            self._children,
         )
+
+    @property
+    def counts(self) -> Counts:
+        """What was really built and measured so far, and what was taken from earlier runs."""
+        return self.recall.counts
 
     def cancel(self) -> None:
         """Stop at the next step; may be called from any thread."""
-        self._cancelled = True
+        self.control.cancel()
+
+    def pause(self) -> None:
+        """Wait before the next step until `resume()` or `cancel()`; may be called from any thread."""
+        self.control.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause()`; may be called from any thread."""
+        self.control.resume()
 
     def _check_cancelled(self) -> None:
-        if self._cancelled:
-            raise Cancelled
+        self.control.check()
 
     def _event(self, kind: EventKind, **parts: Any) -> Event:
         data = parts.pop("data", {})
         self._seq += 1
-        return Event(self._seq - 1, time.perf_counter() - self._start, kind, data=data, **parts)
+        return Event(self._seq - 1, self.control.seconds(), kind, data=data, **parts)
 
-    def _log(self, message: str, level: str = "info") -> Event:
-        return self._event("log", data={"level": level, "message": message})
+    def _log(self, message: str, level: str = "info", **more: Any) -> Event:
+        return self._event("log", data={"level": level, "message": message, **more})
 
     def steps(self) -> Iterator[Event]:
-        """Run, an event at a time. Errors of the user's input are raised after a `run_failed` event."""
-        units: list[Unit] = []
+        """Run, an event at a time. Errors of the user's input are raised after a `run_failed` event.
+
+        With a store every event is in the run's journal before it is given out.
+        """
+        if self.recall.store is not None:
+            self.journal = self.recall.new_journal()
+        steps = self._guarded_steps()
+        events = journaled(steps, self.journal, strict=False) if self.journal is not None else steps
+        yield from alternating(events, self.control)
+
+    def _guarded_steps(self) -> Iterator[Event]:
+        units = self._units
         try:
             yield from self._run(units)
         except Cancelled:
             _close(units)
-            yield self._event("run_cancelled", data={"seconds": time.perf_counter() - self._start})
+            yield self._event("run_cancelled", data={"seconds": self.control.seconds()})
         except Exception as error:
             _close(units)
             yield self._event("run_failed", data={"error": as_error(error)})
             raise
         except KeyboardInterrupt:
             _close(units)
-            yield self._event("run_cancelled", data={"seconds": time.perf_counter() - self._start})
+            yield self._event("run_cancelled", data={"seconds": self.control.seconds()})
             raise
         except BaseException:
             _close(units)
             raise
         finally:
+            if self._children is not None:
+                self._children.close()
             _free_cached_memory()
+
+    def apply_best(self) -> tuple[Choice, ...]:
+        """Install the best found so far, in a run that is paused or was cancelled; gives its choices.
+
+        Provisional winners are measured a second time first, as at the end of a run. A paused run goes on afterwards
+        as if nothing had happened, and installs what it comes to at its end.
+
+        Raises TargetError if the run is at work, or nothing was tried yet.
+        """
+        for _ in self.applying():
+            pass
+        return tuple(self.choices)
+
+    def applying(self) -> Iterator[Event]:
+        """`apply_best`, an event at a time; the choices are installed when it ends."""
+        with self.control.running():
+            self.control.renew()
+            tried = [unit for unit in self._units if any(race.trials for race in unit.races)]
+            if not tried:
+                raise TargetError("nothing was tried in this run yet, so there is nothing to install")
+            self._applying = True
+            try:
+                for unit in tried:
+                    for race in unit.races:
+                        yield from self._choose(race, *self._wish(unit))
+            finally:
+                self._applying = False
+            install_all(prepared(tried, self.plan, self.options))
+            self.choices = [choice for unit in tried for choice in unit.choices]
+            for unit in tried:
+                for race in unit.races:
+                    race.hand_over()
+
+    def _wish(self, unit: Unit) -> tuple[Strategy, Rule | None]:
+        rule = self.plan.rule_for(unit.path)
+        return strategy_for(self.plan, rule), rule
 
     def _run(self, units: list[Unit]) -> Iterator[Event]:
         yield self._log("inspecting the target")
@@ -147,13 +217,15 @@ class Tuner:
         units.extend(self._prepare_units.units(chosen))
         races = [race for unit in units for race in unit.races]
         planned = [candidate for race in races for candidate in race.listed.candidates]
+        known = sum(self._plan_trials(race) for race in races)
         yield self._event(
             "run_started",
             data={
                 "target": type(self.target).__name__,
                 "modules": [unit.path for unit in units],
                 "trials": len(planned),
-                "estimated_seconds": sum(race.estimated_seconds() for race in races),
+                "known": known,
+                "estimated_seconds": self.remaining.seconds(),
                 "estimated_bytes": sum(r.module.row.parameter_bytes * len(r.listed.candidates) for r in races),
                 "understood": self.understood,
                 "planned": [race.planned() for race in races],
@@ -166,15 +238,13 @@ class Tuner:
             for note in unit.notes:
                 yield self._log(f"{unit.name}: {note}", "warning")
         if self.options.dry_run:
-            yield self._event(
-                "run_finished", data={"seconds": time.perf_counter() - self._start, "choices": 0, "dry_run": True}
-            )
+            yield self._event("run_finished", data={"seconds": self.control.seconds(), "choices": 0, "dry_run": True})
             return
         done = 0
-        total = len(planned)
+        self._total = len(planned)
         while done < len(units):
             unit = units[done]
-            yield from self._tune_unit(unit, total)
+            yield from self._tune_unit(unit)
             children = self._children(cut, unit, units)
             if children:
                 yield self._log(f"{unit.name} stays eager, so its {len(children)} children are tried")
@@ -182,17 +252,23 @@ class Tuner:
                 for child in added:
                     child.depth = unit.depth + 1
                 units.extend(added)
-                total += sum(len(race.listed.candidates) for child in added for race in child.races)
+                added_races = [race for child in added for race in child.races]
+                self._total += sum(len(race.listed.candidates) for race in added_races)
+                for race in added_races:
+                    self._plan_trials(race)
             done += 1
-        prepared = self._prepare(units)
-        self._check_cancelled()
-        install_all(prepared)
+        made = prepared(units, self.plan, self.options)
+        yield from self._between_steps()
+        install_all(made)
         self.choices = [choice for unit in units for choice in unit.choices]
-        estimate = self._estimate(units)
+        estimated = estimate(self.inspection, units)
         units.clear()  # what is installed belongs to the target now, whatever happens from here on
-        if prepared and self.options.end_to_end:
+        if made and self.options.end_to_end:
             yield self._log("checking the tuned target end to end")
-            self.end_to_end = self._check_end_to_end(prepared)
+            seconds = self.inspection.seconds_per_iteration
+            self.end_to_end = check_end_to_end(
+                self.target, self.data, seconds, made, self.plan, self.options, self.recall, self._digests
+            )
             yield self._log(self.end_to_end.sentence, "info" if self.end_to_end.within_budget else "warning")
             if self.end_to_end.within_budget is False and not any(choice.accepted_error for choice in self.choices):
                 advice = "aitune_lab.unwrap(target) takes the choices back"
@@ -200,44 +276,13 @@ class Tuner:
         yield self._event(
             "run_finished",
             data={
-                "seconds": time.perf_counter() - self._start,
+                "seconds": self.control.seconds(),
                 "choices": len(self.choices),
-                "estimate": estimate,
+                "estimate": estimated,
+                "counts": asdict(self.counts),
                 "end_to_end": to_data(self.end_to_end) if self.end_to_end is not None else None,
             },
         )
-
-    def _check_end_to_end(self, prepared: Sequence[Installed]) -> EndToEnd:
-        """What is installed is left as it is, whatever comes out, also if the check fails or is interrupted."""
-        options = self.options
-        assert self.inspection is not None
-        seconds = self.inspection.seconds_per_iteration
-        if seconds > MAX_PASS_SECONDS:
-            why = (
-                f"one pass over the data takes {seconds:.0f} s; aitune_lab.tuning.endtoend.check(target, data) does it"
-            )
-            return EndToEnd(skipped=why)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", AituneWarning)
-                return check(
-                    self.target,
-                    self.data,
-                    metric=options.metric,
-                    inference_function=options.inference_function,
-                    batch_sizes=options.batch_sizes,
-                    max_batches_per_batch_size=options.max_batches_per_batch_size,
-                    tolerance=self.plan.tolerance,
-                    max_seconds=MAX_PASS_SECONDS,
-                    meter=options.meter,
-                )
-        except KeyboardInterrupt:
-            return EndToEnd(skipped="interrupted; what was chosen is in use")
-        except Exception as error:
-            return EndToEnd(skipped=f"it failed: {as_error(error)}")
-        finally:
-            for item in prepared:
-                item.dispatch.reset_counts()
 
     def _inspect(self) -> Inspection:
         return inspect(
@@ -249,10 +294,19 @@ class Tuner:
             max_batches_per_batch_size=self.options.max_batches_per_batch_size,
         )
 
-    def _tune_unit(self, unit: Unit, total: int) -> Iterator[Event]:
+    def _plan_trials(self, race: Race) -> int:
+        """Add a race to what remains to be done; gives how many of its trials the store knows."""
+        known = 0
+        for candidate in race.listed.candidates:
+            is_known = race.known.is_known(race.bench, candidate)
+            known += is_known
+            self.remaining.plan(_what(race, candidate), 0.0 if is_known else race.estimated_seconds(candidate))
+        return known
+
+    def _tune_unit(self, unit: Unit) -> Iterator[Event]:
         """All candidates over all signatures of a unit, the cheapest candidates first, then the choices."""
-        rule = self.plan.rule_for(unit.path)
-        strategy, pinned = strategy_for(self.plan, rule), rule is not None and rule.action == "pin"
+        strategy, rule = self._wish(unit)
+        pinned = rule is not None and rule.action == "pin"
         order = sorted(
             {c for race in unit.races for c in race.listed.candidates},
             key=lambda c: min(_position(race.listed, c) for race in unit.races),
@@ -269,49 +323,70 @@ class Tuner:
                     why = "not tried: the first right and faster one was taken"
                     race.listed.not_tried[candidate.label] = why
                 else:
-                    yield from self._one_trial(race, candidate, total, rule, strategy)
+                    yield from self._one_trial(race, candidate, rule, strategy)
                     if stops_early and strategy.enough((yield from self._decide(race, strategy))):
                         settled.append(race)
+                self.remaining.skip(_what(race, candidate))
         for race in unit.races:
             yield from self._choose(race, strategy, rule)
 
-    def _one_trial(
-        self, race: Race, candidate: Candidate, total: int, rule: Rule | None, strategy: Strategy
-    ) -> Iterator[Event]:
-        self._check_cancelled()
+    def _one_trial(self, race: Race, candidate: Candidate, rule: Rule | None, strategy: Strategy) -> Iterator[Event]:
+        yield from self._between_steps()
         place = {"path": race.path, "signature": race.bench.recorded.signature.key, "candidate": candidate}
-        spent, limits = time.perf_counter() - self._start, self.plan.limits
+        spent, limits = self.control.seconds(), self.plan.limits
         if spent > limits.max_seconds or len(self.trials) >= limits.max_trials:
             what = f"{limits.max_seconds:.0f} s" if spent > limits.max_seconds else f"{limits.max_trials} trials"
             race.listed.not_tried[candidate.label] = f"not tried: the run's limit of {what} was reached"
             yield self._log(f"{race.name}: {candidate.label} {race.listed.not_tried[candidate.label]}", "warning")
             return
-        yield self._event("trial_started", **place, data={"index": len(self.trials), "total": total, "phase": "build"})
+        started = {"index": len(self.trials), "total": self._total, "phase": "build"}
+        yield self._event("trial_started", **place, data=started | {"remaining_seconds": self.remaining.seconds()})
         pinned = rule is not None and rule.action == "pin"
         accept = rule is not None and pinned and rule.accept_error
         rival = race.rival(strategy, pinned=pinned)
-        steps = trial_steps(race.bench, candidate, race.digest, accept_error=accept, rival=rival)
-        trial = race.add((yield from self._progress(steps, place)))
+        built = yield from self._progress(
+            attempt(race.bench, candidate, race.known, accept_error=accept, rival=rival), place, _what(race, candidate)
+        )
+        trial = race.add(built)
+        race.release(strategy if not pinned else None)
         self.trials[trial.key] = trial
+        self.remaining.finish(_what(race, candidate), self.control.seconds() - spent, counts=not built.reused)
         failed = trial.status != "ok" or trial.error_class == "refused"
-        yield self._event("trial_failed" if failed else "trial_finished", **place, data={"trial": to_data(trial)})
+        data = {"trial": to_data(trial), "reused": built.reused, "remaining_seconds": self.remaining.seconds()}
+        yield self._event("trial_failed" if failed else "trial_finished", **place, data=data)
+        if self.recall.problem and not self._said_problem:
+            self._said_problem = True
+            yield self._log(self.recall.problem, "warning")
 
-    def _progress(self, steps: Steps[Built], place: Mapping[str, Any]) -> Generator[Event, None, Built]:
+    def _between_steps(self) -> Iterator[Event]:
+        """Ends a run that was cancelled, waits in one that was paused."""
+        self.control.check()
+        if self.control.pausing and not self._applying:
+            yield self._log("paused", paused=True)
+            self.control.wait()
+            yield self._log("going on", paused=False)
+
+    def _progress(
+        self, steps: Steps[Built], place: Mapping[str, Any], what: tuple[str, str, str]
+    ) -> Generator[Event, None, Built]:
         """A trial's phases as events."""
+        start = self.control.seconds()
         while True:
-            self._check_cancelled()
+            yield from self._between_steps()
             try:
                 phase, fraction = next(steps)
             except StopIteration as stop:
                 result: Built = stop.value
                 return result
-            yield self._event("trial_progress", **place, data={"phase": phase, "fraction": fraction})
+            left = self.remaining.seconds(what, self.control.seconds() - start)
+            data = {"phase": phase, "fraction": fraction, "remaining_seconds": left}
+            yield self._event("trial_progress", **place, data=data)
 
     def _decide(self, race: Race, strategy: Strategy) -> Generator[Event, None, Decision]:
         """A race's decision, with what it does as events."""
         deciding = race.decide(strategy)
         while True:
-            self._check_cancelled()
+            yield from self._between_steps()
             try:
                 doing = next(deciding)
             except StopIteration as stop:
@@ -321,12 +396,20 @@ class Tuner:
 
     def _choose(self, race: Race, strategy: Strategy, rule: Rule | None) -> Iterator[Event]:
         pinned = rule is not None and rule.action == "pin"
-        if rule is not None and pinned:
-            decision = race.decide_pin(rule)
-        else:
-            decision = yield from self._decide(race, strategy)
+        while True:
+            if rule is not None and pinned:
+                decision = race.decide_pin(rule)
+            else:
+                decision = yield from self._decide(race, strategy)
+            label = decision.winner.candidate.label
+            if decision.winner.candidate == EAGER:
+                break
+            if not race.is_live(label):
+                yield self._log(f"{race.name}: loading {label}")
+            if race.make_live(label):
+                break
         eager = race.eager()
-        self.trials[eager.key] = eager
+        self.trials |= {trial.key: trial for trial in (*race.trials, eager)}
         choice = race.settle(decision, pinned=pinned)
         yield self._event(
             "choice_made",
@@ -341,42 +424,13 @@ class Tuner:
         if unit.depth >= MAX_CUT_DEPTH or any(c.candidate != EAGER or c.pinned for c in unit.choices):
             return []
         # Other load spoilt the measurements, or time is up: that says nothing against the module as a whole.
-        spent = time.perf_counter() - self._start
+        spent = self.control.seconds()
         late = spent > self.plan.limits.max_seconds
         if late or unit.module.method != "forward" or any(race.disturbed() for race in unit.races):
             return []
         known = {other.path for other in units}
         children = [c for c in cut.children(unit.path) if c.row.share >= MIN_CHILD_SHARE]
         return [c for c in children if c.path not in known and not cut.left_alone(c.path)]
-
-    def _prepare(self, units: Sequence[Unit]) -> list[Installed]:
-        """The dispatch of every method with a choice other than eager."""
-        options = self.options
-        return [
-            prepare(
-                unit.module.module,
-                unit.module.method,
-                unit.path,
-                [race.installed() for race in unit.races],
-                self.plan,
-                on_miss=options.on_miss,
-                weights=options.weights,
-            )
-            for unit in units
-            if any(choice.candidate != EAGER for choice in unit.choices)
-        ]
-
-    def _estimate(self, units: Sequence[Unit]) -> dict[str, Any]:
-        """The target's time with these choices: eager end to end minus calls × saving. An estimate until measured."""
-        assert self.inspection is not None
-        before = self.inspection.seconds_per_iteration
-        saving = sum(race.saved_seconds() for unit in units for race in unit.races)
-        return {
-            "eager_seconds": before,
-            "tuned_seconds": max(before - saving, 0.0),
-            "kind": "estimate",
-            "error": "unknown until measured",
-        }
 
 
 def _close(units: Sequence[Unit]) -> None:
@@ -395,3 +449,8 @@ def _free_cached_memory() -> None:
 
 def _position(listed: Shortlist, candidate: Candidate) -> int:
     return listed.candidates.index(candidate) if candidate in listed.candidates else len(listed.candidates)
+
+
+def _what(race: Race, candidate: Candidate) -> tuple[str, str, str]:
+    """How the estimate of what remains names a trial."""
+    return f"{race.path} {race.bench.recorded.signature.key}", candidate.backend, candidate.label

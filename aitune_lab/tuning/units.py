@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,11 +19,14 @@ from ..capture.signature import RecordedSignature
 from ..capture.state import preserved
 from ..capture.tree import find_modules, outermost
 from ..errors import DataError, TargetError
+from ..isolation import Children, build_here
 from ..schema import Choice, Plan, Rule
 from .bench import Bench
 from .candidates import EAGER, Shortlist, complexity_of, shortlist
+from .keys import Keys
 from .options import TuneOptions
 from .race import Race
+from .recall import CountingMeter, Known, Recall
 from .search import limits_of
 from .strategies import ChoiceContext, Strategy, strategy_of
 from .trial import as_error
@@ -67,10 +70,17 @@ class Preparation:
     data: Any
     plan: Plan
     options: TuneOptions
-    folder: Path
+    recall: Recall
     check_cancelled: Callable[[], None]
     digest: Callable[[torch.nn.Module], str]
     failures: dict[str, str] = field(default_factory=dict)
+    children: Children | None = None
+    """Where candidates are built; None: in this process."""
+
+    @cached_property
+    def meter(self) -> CountingMeter:
+        """The options' meter, counted."""
+        return CountingMeter(self.options.meter, self.recall.counts)
 
     def units(self, cut: Sequence[InspectedModule]) -> list[Unit]:
         """A unit for each module whose calls could be recorded. The target's state is put back.
@@ -131,11 +141,12 @@ class Preparation:
             recorded,
             self.plan.tolerance,
             {},
-            self.folder,
+            self.recall.folder,
             torch.get_num_threads(),
             limits_of(self.plan.limits.search, self.options.measure_limits),
             self.check_cancelled,
-            self.options.meter,
+            self.meter,
+            self.children.build if self.children is not None else build_here,
         )
         context = ChoiceContext(
             self.plan.tolerance,
@@ -144,7 +155,8 @@ class Preparation:
             memory_limit_bytes=self.plan.limits.memory_bytes,
         )
         equal_points = self.options.batch_sizes is not None
-        return Race(item, bench, listed, self.plan, self.digest(item.module), context, equal_points)
+        known = Known(self.recall, Keys(bench, self.digest(item.module)))
+        return Race(item, bench, listed, self.plan, known, context, equal_points)
 
     def _shortlist(self, item: InspectedModule, recorded: RecordedSignature, rule: Rule | None) -> Shortlist:
         signature = recorded.signature
