@@ -106,6 +106,8 @@ def probe(recording: Recording, recorded: RecordedSignature) -> RecordedSignatur
             varying |= _differing_values(first, second)
             with seeded(1, device):
                 varying |= _differing_values(first, _run_perturbed(recording, recorded, sample))
+        between.restore()
+        strided = () if drawn else _strided(recording, recorded, sample, first, between, device)
     finally:
         snapshot.restore()
     facts = replace(
@@ -115,6 +117,7 @@ def probe(recording: Recording, recorded: RecordedSignature) -> RecordedSignatur
         aliases=_aliases(before, first),
         varying_values=tuple(sorted(varying)),
         hooked=_hooked(recording.module),
+        strided=strided,
     )
     return _with_facts(recorded, facts)
 
@@ -133,6 +136,46 @@ def _run_perturbed(recording: Recording, recorded: RecordedSignature, sample: Sa
         return run_original(recording, recorded, Sample(sample.node, leaves, sample.point))[1]
     except Exception:
         return None
+
+
+def _strided(
+    recording: Recording,
+    recorded: RecordedSignature,
+    sample: Sample,
+    expected: Flat,
+    before: Snapshot,
+    device: torch.device | None,
+) -> tuple[str, ...]:
+    """Paths of the inputs on whose strides the result depends: other strides give another one, or an error."""
+    leaves = recorded.signature.leaves
+    laid_out = [i for i, x in enumerate(sample.leaves) if is_tensor(x) and _other_strides(x) is not None]
+
+    def depends_on(which: list[int]) -> bool:
+        changed = [clone_leaf(x) for x in sample.leaves]
+        for i in which:
+            changed[i] = _other_strides(changed[i])
+        try:
+            with seeded(1, device):
+                _, found = run_original(recording, recorded, Sample(sample.node, changed, sample.point))
+        except Exception:
+            return True
+        finally:
+            before.restore()
+        return not _same(expected, found) or bool(_differing_values(expected, found))
+
+    if not laid_out or not depends_on(laid_out):
+        return ()
+    alone = [i for i in laid_out if depends_on([i])] if len(laid_out) > 1 else laid_out
+    return tuple(leaves[i].path for i in alone or laid_out)
+
+
+def _other_strides(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The same values in memory in the reverse order of dimensions; None if that is no other order."""
+    if tensor.layout is not torch.strided or sum(size > 1 for size in tensor.shape) < 2:
+        return None
+    turned = tuple(reversed(range(tensor.dim())))
+    other = tensor.permute(turned).contiguous().permute(turned)
+    return other if other.stride() != tensor.stride() else None
 
 
 def _same(a: Flat, b: Flat) -> bool:

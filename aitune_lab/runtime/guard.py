@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -30,12 +30,13 @@ class TensorCheck:
         self._dtypes = [getattr(torch, leaf.dtype) for leaf in self.leaves]
         self._devices = [torch.device(leaf.device) for leaf in self.leaves]
         self._layouts = [getattr(torch, leaf.layout) for leaf in self.leaves]
+        self._contiguous = [leaf.path in signature.facts.strided for leaf in self.leaves]
 
     def problem(self, tensors: tuple[Any, ...]) -> str | None:
         """Why the tensors don't fit, in words; None if they do."""
         sizes: dict[str, int] = {}
-        for leaf, tensor, dtype, device, layout in zip(
-            self.leaves, tensors, self._dtypes, self._devices, self._layouts, strict=True
+        for leaf, tensor, dtype, device, layout, contiguous in zip(
+            self.leaves, tensors, self._dtypes, self._devices, self._layouts, self._contiguous, strict=True
         ):
             if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
                 return f"{leaf.path} is a {type(tensor).__name__}, not a plain tensor"
@@ -45,6 +46,8 @@ class TensorCheck:
                 return f"{leaf.path} is on {tensor.device}, tuned for {leaf.device}"
             if tensor.dim() != len(leaf.dims) or tensor.layout is not layout:
                 return f"{leaf.path} has {tensor.dim()} dimensions ({tensor.layout}), tuned for {len(leaf.dims)} ({layout})"
+            if contiguous and not tensor.is_contiguous():
+                return f"{leaf.path} is not contiguous, and the result depends on its strides {tuple(tensor.stride())}"
             for axis, (size, dim) in enumerate(zip(tensor.shape, leaf.dims, strict=True)):
                 if isinstance(dim, int):
                     if size != dim:
@@ -66,7 +69,7 @@ class TensorCheck:
         if self.problem(tensors) is not None:
             return False
         if key is not None and key not in self.memo and len(self.memo) < MEMO_LIMIT:
-            check = compiled_check(tensors)
+            check = compiled_check(tensors, self._contiguous)
             if check is not None and check(*tensors):
                 self.memo[key] = check
         return True
@@ -90,14 +93,18 @@ class TensorCheck:
         return list(sources.values())
 
 
-def compiled_check(tensors: tuple[Any, ...]) -> Callable[..., bool] | None:
-    """A C++ check of dtype, device, rank and these very sizes; None where torch's guards don't behave as expected."""
+def compiled_check(tensors: tuple[Any, ...], strided: Sequence[bool] = ()) -> Callable[..., bool] | None:
+    """A C++ check of dtype, device, rank and these very sizes; None where torch's guards don't behave as expected.
+
+    `strided` says of which tensors these very strides are checked too.
+    """
     if not tensors or not guards_work():
         return None
     from torch._C._dynamo.guards import TensorGuards
 
     sizes: Any = [list(t.shape) for t in tensors]
-    strides: Any = [[None] * t.dim() for t in tensors]
+    kept = list(strided) or [False] * len(tensors)
+    strides: Any = [list(t.stride()) if keep else [None] * t.dim() for t, keep in zip(tensors, kept, strict=True)]
     check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
 

@@ -119,6 +119,8 @@ class Facts:
         varying_values: output leaves that are no tensors and differ between samples (`float(y.max())`).
         hooked: submodules that carry forward hooks of the user.
         grad_modes: grad modes seen at calls: `"grad"`, `"no_grad"`, `"inference"`.
+        strided: paths of input leaves on whose strides the result depends (`as_strided`, `is_contiguous`, a `view` that
+            fails): tuned calls take them contiguous only.
     """
 
     mutated: tuple[str, ...] = ()
@@ -128,6 +130,7 @@ class Facts:
     varying_values: tuple[str, ...] = ()
     hooked: tuple[str, ...] = ()
     grad_modes: tuple[str, ...] = ()
+    strided: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -239,6 +239,39 @@ def test_hooks_inside_are_found() -> None:
     assert facts(pair, X).hooked == ("first.up",)
 
 
+class Strided(nn.Module):
+    """Reads `x` by its strides, `y` as anybody does."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided(x, (2, 2), (1, 2)) + y.sum()
+
+
+class Views(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1) * 2
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if not x.is_contiguous() else x + 1
+
+
+@pytest.mark.parametrize(
+    ("module", "calls", "strided"),
+    [
+        (Strided(), ((X, X),), ("x",)),
+        (Views(), ((X,),), ("x",)),
+        (Branches(), ((X,),), ("x",)),
+        (Views(), ((X[0],),), ()),  # one dimension has one order
+        (Mlp().eval(), ((X,),), ()),
+        (Noisy(), ((X,),), ()),
+    ],
+    ids=["as_strided", "view", "is_contiguous", "one dimension", "layers", "random"],
+)
+def test_a_result_that_depends_on_strides_is_found(module: nn.Module, calls: tuple[Any, ...], strided: Any) -> None:
+    assert facts(module, *calls).strided == strided
+
+
 def test_grad_modes_are_kept() -> None:
     module = Mlp().eval()
     recorder = Recorder([("", module, "forward")])

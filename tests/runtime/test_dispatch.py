@@ -470,3 +470,27 @@ def test_reasons_are_bounded_and_misses_exact(mlp: Mlp) -> None:
     (method,) = stats(mlp).methods
     assert method.misses == 1000
     assert len(method.to_original) <= 33
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.is_contiguous() else x - 1
+
+
+def test_where_strides_matter_other_strides_run_the_original() -> None:
+    module = Branches().eval()
+    install_scripted(module, X, X[:2], error="scaled")
+    turned = X.t().contiguous().t()
+    for _ in range(2):  # the second time the shape is known
+        assert torch.equal(module(X), 1.5 * (X + 1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AituneWarning)
+            assert torch.equal(module(turned), turned - 1)
+    assert dispatched(module) == 2
+    assert "is not contiguous, and the result depends on its strides" in " ".join(stats(module).methods[0].to_original)
+
+
+def test_where_strides_do_not_matter_any_are_tuned(mlp: Mlp) -> None:
+    install_scripted(mlp, X)
+    assert torch.allclose(mlp(X.t().contiguous().t()), expect(mlp, X))
+    assert dispatched(mlp) == 1

@@ -101,3 +101,15 @@ def test_nearly_equal() -> None:
     assert not nearly_equal(x, x.roll(1))
     assert not nearly_equal(torch.tensor([1, 2]), torch.tensor([1, 3]))
     assert not nearly_equal(torch.tensor([float("inf")]), torch.tensor([float("nan")]))
+
+
+class Strided(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided(x, (2, 2), (1, 2))
+
+
+def test_recorded_strides_that_matter_must_be_contiguous(tmp_path: Path) -> None:
+    job = job_of(Strided(), torch.ones(4, 3).t(), folder=tmp_path)
+    with pytest.raises(Refused, match=r"depends on the strides of x, which was recorded with \(1, 3\)"):
+        build(job)
+    assert build(job_of(Strided(), torch.ones(4, 3), folder=tmp_path)).flat is False
