@@ -8,9 +8,9 @@ from typing import Any
 import anywidget
 import traitlets
 
+from .bundle import STATIC, bundled
 from .comm import answer_at_once
 from .protocol import PlotlySource
-from .tree import STATIC
 
 
 class PlotView(anywidget.AnyWidget):
@@ -23,7 +23,7 @@ class PlotView(anywidget.AnyWidget):
     `update` may be called from any thread.
     """
 
-    _esm = STATIC / "plot.js"
+    _esm = bundled("plot.js")
     _css = STATIC / "plot.css"
 
     figure = traitlets.Dict().tag(sync=True)

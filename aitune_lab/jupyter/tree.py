@@ -6,17 +6,15 @@ import copy
 import logging
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
 
 from ..errors import AituneError
+from .bundle import STATIC, bundled
 from .comm import answer_at_once
 from .protocol import Ack, Changes, Columns, Command, Patch, Tree
-
-STATIC = Path(__file__).parent / "static"
 
 _log = logging.getLogger("aitune_lab")
 
@@ -31,7 +29,7 @@ class TreeView(anywidget.AnyWidget):
     handles the page's message and must return at once.
     """
 
-    _esm = STATIC / "tree.js"
+    _esm = bundled("tree.js")
     _css = STATIC / "tree.css"
 
     tree = traitlets.Dict().tag(sync=True)

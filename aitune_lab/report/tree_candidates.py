@@ -58,7 +58,9 @@ def candidates_of(state: SessionState, paths: Sequence[str], *, offered: Iterabl
     losers.pop("eager", None)  # what it lost to is the chosen one
     shown += [_untried(label, why, "no", pinned) for label, why in losers.items()]
     known = {*by_label, *losers, "eager"}
-    return shown + [_untried(label, "", "yes", pinned) for label in dict.fromkeys(offered) if label not in known]
+    return shown + [
+        _untried(label, "not tried yet", "yes", pinned) for label in dict.fromkeys(offered) if label not in known
+    ]
 
 
 def _tried(
@@ -106,7 +108,8 @@ def _status(trials: Sequence[Trial], choices: Sequence[Choice], tolerance: Toler
     losers = [choice.losers[label] for choice in choices if label in choice.losers]
     if label != "eager" and any(not admitted(trial.error_class, tolerance) for trial in trials):
         return (losers[0] if losers else "out of tolerance"), "accept"
-    return (losers[0] if losers and len(trials) == 1 else ""), "yes"
+    reasons = [*losers, *(trial.reason for trial in trials if trial.reason)]
+    return (reasons[0] if reasons else ""), "yes"
 
 
 def _together(trials: Sequence[Trial], eagers: dict[tuple[str, str], Trial]) -> tuple[str, str, str]:

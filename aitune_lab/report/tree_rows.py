@@ -231,7 +231,7 @@ class _Seen:
         if any(self._disturbed(choice) for choice in choices):
             return "disturbed", ""
         if any(choice.candidate.label != "eager" for choice in choices):
-            return "tuned", ""
+            return "tuned", "error accepted" if any(choice.accepted_error for choice in choices) else ""
         if statuses and all(status in ("failed", "crashed", "timed out") for status in statuses):
             return "failed", ""
         if choices:
