@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from . import runs, whatifs
+from . import figures, observed, runs, whatifs
 from .advice import Finding, advice_text, inspection_advice, tuning_advice
 from .code import as_code
 from .frames import choices_frame, events_frame, modules_frame, trials_frame
+from .html import html_report, report_page
 from .results import CHOICE_COLUMNS, Block, candidates_block, choice_rows, result_blocks, result_html, result_text
+from .static import static_html
 from .text import (
     CANDIDATE_COLUMNS,
     MODULE_COLUMNS,
@@ -34,13 +36,18 @@ __all__ = [
     "clean",
     "events_frame",
     "inspection_advice",
+    "figures",
+    "html_report",
     "html_table",
     "module_rows",
     "modules_frame",
+    "observed",
     "render_table",
+    "report_page",
     "result_blocks",
     "result_html",
     "result_text",
+    "static_html",
     "runs",
     "trials_frame",
     "tuning_advice",

@@ -273,7 +273,7 @@ def _call(function: str, arguments: Sequence[str]) -> str:
 
 
 def _sequence(items: Sequence[str], brackets: str = "[]") -> str:
-    left, right = brackets
+    left, right = brackets[0], brackets[1]
     comma = "," if brackets == "()" and len(items) == 1 else ""
     line = f"{left}{', '.join(items)}{comma}{right}"
     if len(line) <= WIDTH - 20:

@@ -162,7 +162,7 @@ def end_picture(info: EndInfo) -> Picture:
     _axis(picture, ticks(end), to_x, bottom, "milliseconds a pass over the data")
     for row, bar in enumerate(info.bars):
         y = TOP + ROW * row
-        _name(picture, y, bar.name, milliseconds(bar.ms), bar.tuned)
+        _name(picture, y, bar.name, milliseconds(bar.ms), False)
         style = AFTER if bar.tuned else BEFORE
         tip = str(bar.measured) if bar.measured is not None else ""
         hatch = "/" if bar.estimated else ""

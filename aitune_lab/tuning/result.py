@@ -46,6 +46,13 @@ class TuneResult:
         """The trials of a choice's module and signature, in the order in which they ran."""
         return [t for t in self.trials.values() if t.path == choice.path and t.signature == choice.signature]
 
+    @property
+    def figures(self) -> Any:
+        """Its figures, drawn by Plotly: `result.figures.latency("encoder")`; see `aitune_lab.figures`."""
+        from .._display import report
+
+        return report().figures.Figures(self)
+
     def to_dataframe(self) -> Any:
         """The trials as a pandas DataFrame. Raises MissingDependency without pandas."""
         from .._display import report

@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ...errors import TargetError
 from ...schema import Choice, Event, Measurement, Point, PointResult, Trial, from_data, to_data
@@ -16,19 +16,26 @@ from ...tuning.strategies.score import eager_at
 if TYPE_CHECKING:
     from ...tuning.endtoend import EndToEnd
     from ...tuning.result import TuneResult
+    from ...tuning.run_report import RunReport
 
-    Source = SessionState | TuneResult | Sequence[Event]
-    """A session's state, what `tune` gave, or the events of a journal."""
+    Source: TypeAlias = "SessionState | TuneResult | RunReport | Sequence[Event]"
+    """A session's state, what `tune` gave, a loaded report, or the events of a journal."""
 
 EAGER = "eager"
 
 
 def state_of(source: Source) -> SessionState:
-    """The session's state that a source stands for."""
+    """The session's state that a source stands for; also of anything that holds one as its `state`."""
     if isinstance(source, SessionState):
         return source
     if isinstance(source, Sequence):
         return replay(source)
+    if isinstance(held := getattr(source, "state", None), SessionState):
+        return held
+    from ...tuning.run_report import RunReport
+
+    if isinstance(source, RunReport):
+        return _of_report(source)
     state = replay(source.events)
     choices = {(c.path, c.method, c.signature): c for c in source.choices}
     end = to_data(source.end_to_end) if source.end_to_end is not None else state.end_to_end
@@ -46,11 +53,30 @@ def state_of(source: Source) -> SessionState:
     )
 
 
+def _of_report(report: RunReport) -> SessionState:
+    return SessionState(
+        status=report.status,
+        target=report.target,
+        rows=report.rows,
+        trials={trial.key: trial for trial in report.trials},
+        choices={(c.path, c.method, c.signature): c for c in report.choices},
+        plan=report.plan,
+        log=report.log,
+        elapsed=report.seconds,
+        estimate=dict(report.estimate) or None,
+        end_to_end=to_data(report.end_to_end) if report.end_to_end is not None else None,
+        understood=report.understood,
+        error=report.error,
+        environment=report.environment,
+        eager_seconds=report.eager_seconds,
+    )
+
+
 def events_of(source: Source) -> tuple[Event, ...]:
-    """The events of a source; none of a state, which is what they added up to."""
-    if isinstance(source, SessionState):
-        return ()
-    return tuple(source) if isinstance(source, Sequence) else source.events
+    """The events of a source; none of a state or a report, which are what they added up to."""
+    if isinstance(source, Sequence):
+        return tuple(source)
+    return tuple(getattr(source, "events", ()))
 
 
 def end_to_end_of(state: SessionState) -> EndToEnd | None:
