@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         StoreError,
         TargetError,
     )
+    from .report import as_code, figures, html_report
     from .runtime.cuda_graph import warmup
     from .runtime.installed import refresh, stats
     from .schema import Candidate, Limits, Plan, Rule, Tolerance
@@ -89,9 +90,12 @@ __all__ = [
     "TorchInductorJitBackend",
     "TorchInductorJitConfig",
     "__version__",
+    "as_code",
     "bisect",
     "check",
     "diff",
+    "figures",
+    "html_report",
     "inspect",
     "load",
     "load_report",
@@ -119,6 +123,7 @@ _NAMES_OF = {
         "AituneError AituneWarning BackendUnavailable BuildError CheckpointError DataError DeviceLost MissingDependency PlanError "
         "Refused SignatureMiss StoreError TargetError"
     ),
+    "report": "as_code figures html_report",
     "runtime.cuda_graph": "warmup",
     "runtime.installed": "refresh stats",
     "schema": "Candidate Limits Plan Rule Tolerance",
