@@ -170,12 +170,12 @@ def _strided(
 
 
 def _other_strides(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The same values in memory in the reverse order of dimensions; None if that is no other order."""
+    """The same values with dimensions in the reverse order in memory, or contiguous; None if there is no other order."""
     if tensor.layout is not torch.strided or sum(size > 1 for size in tensor.shape) < 2:
         return None
     turned = tuple(reversed(range(tensor.dim())))
-    other = tensor.permute(turned).contiguous().permute(turned)
-    return other if other.stride() != tensor.stride() else None
+    others = (tensor.permute(turned).contiguous().permute(turned), tensor.contiguous())
+    return next((other for other in others if other.stride() != tensor.stride()), None)
 
 
 def _same(a: Flat, b: Flat) -> bool:
