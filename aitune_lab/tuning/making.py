@@ -52,8 +52,8 @@ def make(bench: Bench, candidate: Candidate, key: str, known: Known | None) -> M
             return loaded
         shutil.rmtree(folder)
         folder.mkdir()
-    made = _built(bench, job)
     known.recall.counts.builds += 1
+    made = _built(bench, job)
     facts = {
         "label": candidate.label,
         "build_seconds": made.build_seconds,
