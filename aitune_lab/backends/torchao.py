@@ -213,9 +213,9 @@ class _Lowered(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
-def _lower(layer: nn.Linear, weight: torch.Tensor) -> None:
+def _lower(layer: nn.Linear, weight: nn.Parameter) -> None:
     layer.__class__ = _Lowered
-    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer.weight = weight
 
 
 class _Quantized:
@@ -227,13 +227,13 @@ class _Quantized:
     def __init__(self, module: nn.Module, layers: Mapping[str, nn.Linear], scheme: str) -> None:
         self.scheme = scheme
         held = {id(layer.weight): layer.weight for layer in layers.values()}
-        names = {f"{path}.weight" if path else "weight" for path in layers}
-        elsewhere = {id(p) for name, p in module.named_parameters(remove_duplicate=False) if name not in names}
+        chosen = {id(layer) for layer in layers.values()}
+        elsewhere = {id(p) for m in module.modules() if id(m) not in chosen for p in m._parameters.values()}
         # Weights that quantised layers alone hold need no copy: the layers get others at once.
         self.module = copy.deepcopy(module, {key: weight for key, weight in held.items() if key not in elsewhere})
         self.layers = {path: self.module.get_submodule(path) for path in layers}
-        self.weights: dict[str, torch.Tensor] = {}
-        made: dict[int, torch.Tensor] = {}
+        self.weights: dict[str, nn.Parameter] = {}
+        made: dict[int, nn.Parameter] = {}
         for path, layer in layers.items():
             key = id(layer.weight)
             if key not in made:
@@ -278,6 +278,8 @@ class _Quantized:
             own = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
             fresh = {path: module.get_submodule(path).weight for path in self.layers}
             quantized = {id(layer.weight) for layer in self.layers.values()}
+            if any(not isinstance(w, torch.Tensor) or w.dtype not in _DTYPES for w in fresh.values()):
+                return False
             for path, weight in self.weights.items():
                 renewed = _quantize(fresh[path], self.scheme)  # type: ignore[arg-type]
                 for name in type(weight).__tensor_flatten__(weight)[0]:  # type: ignore[attr-defined]
@@ -303,7 +305,7 @@ def _copy_like(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def _quantize(weight: torch.Tensor, scheme: str) -> torch.Tensor:
+def _quantize(weight: torch.Tensor, scheme: str) -> nn.Parameter:
     """A weight of a Linear layer in 8 bits, one scale for each output."""
     with _quiet_import():
         import torchao.quantization as ao
@@ -316,7 +318,7 @@ def _quantize(weight: torch.Tensor, scheme: str) -> torch.Tensor:
     holder = nn.Linear(1, 1, bias=False, device="meta")
     holder.weight = nn.Parameter(weight.detach(), requires_grad=False)
     ao.quantize_(holder, config(**options))
-    made: torch.Tensor = holder.weight.detach()
+    made: nn.Parameter = holder.weight
     return made
 
 
