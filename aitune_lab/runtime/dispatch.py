@@ -19,6 +19,7 @@ from ..capture.structure import Flat, flatten_call, is_tensor, value_text
 from ..capture.swap import SwappedMethod, original_method, restore, swap
 from ..errors import AituneWarning, SignatureMiss
 from ..schema import OpaqueLeaf, Signature, TensorLeaf, ValueLeaf, leaf_label
+from . import ranges
 from .codegen import FILENAME, FunctionWriter
 from .guard import TensorCheck
 from .weights import WeightWatch, content_digest
@@ -130,6 +131,7 @@ class MethodDispatch:
                 entry.stale = True
                 self.watch.mark("weights were moved")
         self._swap: SwappedMethod | None = None
+        self.slots: list[ranges.Slot] = []
         # Generated before anything is swapped: what can't be generated must leave the module as it was.
         self.call = self._generate()
 
@@ -137,11 +139,13 @@ class MethodDispatch:
         if self.watch is not None:
             self.watch.start()
         self._swap = swap(self.module, self.method, self.call)
+        ranges.installed(self)
 
     def uninstall(self) -> None:
         if self._swap is not None:
             restore(self._swap)
             self._swap = None
+        ranges.uninstalled(self)
         if self.watch is not None:
             self.watch.stop()
 
@@ -200,6 +204,8 @@ class MethodDispatch:
             w.lines.append(f"return {output}")
         else:
             w.lines += [count, f"return {run}({passed})"]
+        label = entry.installed.choice.candidate.label
+        self.slots.append(ranges.Slot(w.namespace, run, f"aitune_lab {self.name}: {label}"))
         return w.compile(w.lines)
 
     def _emit_tensor_check(self, w: FunctionWriter, signature: Signature, tensors: list[str], miss: str) -> None:

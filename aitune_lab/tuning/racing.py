@@ -8,6 +8,7 @@ from typing import Any
 from ..schema import Candidate, Event, EventKind, Plan, Rule, Trial, to_data
 from .candidates import EAGER, Shortlist
 from .control import Control, Remaining
+from .observe import notice
 from .race import Race
 from .recall import Recall
 from .strategies import Decision, Strategy
@@ -25,7 +26,9 @@ class Events:
     def event(self, kind: EventKind, **parts: Any) -> Event:
         data = parts.pop("data", {})
         self._seq += 1
-        return Event(self._seq - 1, self._control.seconds(), kind, data=data, **parts)
+        event = Event(self._seq - 1, self._control.seconds(), kind, data=data, **parts)
+        notice(event)
+        return event
 
     def log(self, message: str, level: str = "info", **more: Any) -> Event:
         return self.event("log", data={"level": level, "message": message, **more})
