@@ -3,6 +3,7 @@
     python benchmarks/gpu.py                                   # all models that fit into eight minutes
     python benchmarks/gpu.py --model bert vit --json gpu.json
     python benchmarks/gpu.py --model resnet50 --candidates "eager[cuda graph]" "inductor[cuda graph]" inductor
+    python benchmarks/gpu.py --store kept                      # may be stopped and started again
     python benchmarks/gpu.py --dry-run                         # tiny models on the CPU; says what would be tried
 
 Models come from configs with random weights (transformers; the UNet needs diffusers), in half precision. For each are shown:
@@ -178,17 +179,25 @@ def _seconds(function: Callable[[], Any]) -> float:
     return start.elapsed_time(end) / 1e4
 
 
-def tune(model: Model, candidates: Sequence[Candidate] | None, seconds: float, dry_run: bool) -> Any:
+def tune(
+    model: Model, candidates: Sequence[Candidate] | None, seconds: float, store: Path | None, dry_run: bool = False
+) -> Any:
     plan = ait.Plan(limits=ait.Limits(max_seconds=seconds))
     options = TuneOptions(
-        backends=tuple(candidates) if candidates else None, measure_limits=LIMITS, end_to_end=False, dry_run=dry_run
+        backends=tuple(candidates) if candidates else None,
+        measure_limits=LIMITS,
+        end_to_end=False,
+        dry_run=dry_run,
+        store=store,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ait.AituneWarning)
         return run(make_tuner(model.module, [model.args], plan, options))
 
 
-def bench(name: str, candidates: Sequence[Candidate] | None, seconds: float, ceilings: Ceilings) -> dict[str, Any]:
+def bench(
+    name: str, candidates: Sequence[Candidate] | None, seconds: float, store: Path | None, ceilings: Ceilings
+) -> dict[str, Any]:
     """Tune one model and time it against graphs captured by hand; gives a row for each."""
     torch.manual_seed(0)
     model = MODELS[name](False).on("cuda")
@@ -204,7 +213,7 @@ def bench(name: str, candidates: Sequence[Candidate] | None, seconds: float, cei
             except Exception as error:
                 reasons[f"by hand: {label}, graph"] = str(error).partition("\n")[0]
     original = module.forward
-    result = tune(model, candidates, seconds, False)
+    result = tune(model, candidates, seconds, store)
     choice = result.choices[0]
     rows = []
     for trial in result.trials.values():
@@ -280,7 +289,7 @@ def dry_run(names: Sequence[str], candidates: Sequence[Candidate] | None) -> Non
         except ImportError as error:
             print(f"{name:14} skipped: {error}")
             continue
-        result = tune(model, candidates, SECONDS, True)
+        result = tune(model, candidates, SECONDS, None, dry_run=True)
         started = next(e for e in result.events if e.kind == "run_started")
         print(f"{name:14} {started.data['planned'][0]['candidates']}")
 
@@ -291,6 +300,7 @@ def main() -> int:
     parser.add_argument("--candidates", nargs="+", type=candidate_of_label, help="labels; default: all that can run")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for the whole run; further models are left out")
     parser.add_argument("--json", type=Path, help="keep all figures in this file")
+    parser.add_argument("--store", type=Path, help="keep trials in this folder; a further run goes on from there")
     parser.add_argument("--dry-run", action="store_true", help="tiny models on the CPU, nothing measured")
     options = parser.parse_args()
     if options.dry_run:
@@ -318,7 +328,7 @@ def main() -> int:
             continue
         began = time.perf_counter()
         try:
-            row = bench(name, options.candidates, 0.8 * share, ceilings)
+            row = bench(name, options.candidates, 0.8 * share, options.store, ceilings)
         except ImportError as error:
             print(f"{name}: left out: {error}")
             continue
