@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         StoreError,
         TargetError,
     )
+    from .jupyter import Lab
     from .report import as_code, figures, html_report
     from .runtime.cuda_graph import warmup
     from .runtime.installed import refresh, stats
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .tuning.api import Module, tune, unwrap, wrap
     from .tuning.bisect import bisect
     from .tuning.diff import diff
+    from .tuning.observe import observe
     from .tuning.run_report import load_report, save_report
     from .tuning.strategies import (
         FirstWinsStrategy,
@@ -65,6 +67,7 @@ __all__ = [
     "DynamicDim",
     "FirstWinsStrategy",
     "HighestThroughputStrategy",
+    "Lab",
     "LatencyBudgetStrategy",
     "Limits",
     "MaxThroughputStrategy",
@@ -99,6 +102,7 @@ __all__ = [
     "inspect",
     "load",
     "load_report",
+    "observe",
     "refresh",
     "save",
     "save_report",
@@ -123,6 +127,7 @@ _NAMES_OF = {
         "AituneError AituneWarning BackendUnavailable BuildError CheckpointError DataError DeviceLost MissingDependency PlanError "
         "Refused SignatureMiss StoreError TargetError"
     ),
+    "jupyter": "Lab",
     "report": "as_code figures html_report",
     "runtime.cuda_graph": "warmup",
     "runtime.installed": "refresh stats",
@@ -131,6 +136,7 @@ _NAMES_OF = {
     "tuning.api": "Module tune unwrap wrap",
     "tuning.bisect": "bisect",
     "tuning.diff": "diff",
+    "tuning.observe": "observe",
     "tuning.run_report": "load_report save_report",
     "tuning.strategies": (
         "FirstWinsStrategy HighestThroughputStrategy LatencyBudgetStrategy MaxThroughputStrategy MinLatencyStrategy "
@@ -149,6 +155,13 @@ def __getattr__(name: str) -> Any:
     value = getattr(holder, name) if hasattr(holder, name) else importlib.import_module(f".{module}.{name}", __name__)
     globals()[name] = value
     return value
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext aitune_lab`: adds the magics `%aitune` and `%%aitune`."""
+    from .jupyter.magic import AituneMagics
+
+    shell.register_magics(AituneMagics)
 
 
 def __dir__() -> list[str]:

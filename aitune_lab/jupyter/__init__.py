@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MissingDependency, install_command
 
 if TYPE_CHECKING:
+    from .lab import Lab
     from .plot import PlotView
     from .tree import TreeView
 
-__all__ = ["PlotView", "TreeView"]
+__all__ = ["Lab", "PlotView", "TreeView"]
 
-_MODULE_OF = {"PlotView": "plot", "TreeView": "tree"}
+_MODULE_OF = {"Lab": "lab", "PlotView": "plot", "TreeView": "tree"}
 _NEEDED = ("IPython", "anywidget", "ipywidgets", "plotly", "traitlets")
 
 
