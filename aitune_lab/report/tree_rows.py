@@ -20,7 +20,7 @@ from .tree_layout import Layout, layout_of
 
 RuleWord = Literal["auto", "pin", "strategy", "leave", "mixed"]
 RowState = Literal[
-    "", "not run", "untunable", "waiting", "running", "tried", "tuned", "kept", "left", "disturbed", "failed"
+    "", "not run", "untunable", "waiting", "pending", "running", "tried", "tuned", "kept", "left", "disturbed", "failed"
 ]
 MIXED: Literal["mixed"] = "mixed"
 """In place of a candidate or a rule where signatures or copies differ."""
@@ -29,6 +29,7 @@ _ORDER: tuple[RowState, ...] = (
     "running",
     "failed",
     "disturbed",
+    "pending",
     "waiting",
     "tuned",
     "tried",
@@ -206,8 +207,12 @@ class _Seen:
         rule, wanted = _rule(self.state.plan, path)
         choices = self.choices.get(path, [])
         labels = {choice.candidate.label for choice in choices}
-        tuned = [choice for choice in choices if choice.candidate.label != "eager"]
+        # The figures of a candidate that the plan has since pinned away would be read as the pinned one's.
+        pending = rule == "pin" and bool(labels) and labels != {wanted}
+        tuned = [choice for choice in choices if choice.candidate.label != "eager" and not pending]
         state, activity = self._state(path, unit, choices, rule)
+        if pending and state != "running":
+            state, activity = "pending", ""
         return _Live(
             rule=rule,
             wanted=wanted,
@@ -231,7 +236,7 @@ class _Seen:
         if any(self._disturbed(choice) for choice in choices):
             return "disturbed", ""
         if any(choice.candidate.label != "eager" for choice in choices):
-            return "tuned", "error accepted" if any(choice.accepted_error for choice in choices) else ""
+            return "tuned", "accepted" if any(choice.accepted_error for choice in choices) else ""
         if statuses and all(status in ("failed", "crashed", "timed out") for status in statuses):
             return "failed", ""
         if choices:

@@ -64,6 +64,7 @@ function themed(figure, at) {
     autosize: true,
     height: HEIGHT,
     ...layout,
+    margin: { t: layout.title?.text ? 56 : 24, r: 16, b: 40, l: 48, ...layout.margin },
     font: { ...font, ...layout.font },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: text, ...layout.modebar },
     hoverlabel: { ...layout.hoverlabel, bgcolor: ground, bordercolor: line, font: { color: text, ...layout.hoverlabel?.font } },

@@ -8,6 +8,7 @@ export type RowState =
   | "not run"
   | "untunable"
   | "waiting"
+  | "pending"
   | "running"
   | "tried"
   | "tuned"
