@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import Refused, install_command
+from ..errors import PlanError, Refused, install_command
 from ..schema import Candidate, Signature, TensorLeaf
 from .base import Availability, Backend, BackendConfig, BuildJob, Executable
 from .export import export_program
 from .onnx_file import write_onnx
+from .onnx_int8 import TYPICAL_ERROR, quantize_file
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,11 +35,20 @@ class ONNXRuntimeConfig(BackendConfig):
         spinning: idle threads spin instead of sleeping: lower latency, and a core kept busy.
         graph_optimization: `"all"`, `"extended"`, `"basic"` or `"disabled"`.
         opset: ONNX opset to export to; None takes the exporter's default.
+        quantization: products with constant weights in 8 bits: `"int8dyn"`, inputs too, with one scale for a whole tensor
+            taken at each call; `"int8wo"`, the weights only, in small blocks. None leaves them as they are.
     """
 
     spinning: bool = False
     graph_optimization: str = "all"
     opset: int | None = None
+    quantization: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.quantization not in (None, *TYPICAL_ERROR):
+            raise PlanError(
+                f"quantization must be None or one of {sorted(TYPICAL_ERROR)}, but got {self.quantization!r}"
+            )
 
 
 class ONNXRuntimeBackend(Backend):
@@ -63,7 +73,12 @@ class ONNXRuntimeBackend(Backend):
     def candidates(self, signature: Signature, module: nn.Module) -> list[Candidate]:
         tensors = [*module.parameters(), *module.buffers()]
         devices = {t.device.type for t in tensors} | {leaf.device.partition(":")[0] for leaf in signature.tensor_leaves}
-        return [self.candidate()] if devices <= {"cpu"} else []
+        if not devices <= {"cpu"}:
+            return []
+        return [self.candidate(), *(ONNXRuntimeBackend(quantization=scheme).candidate() for scheme in TYPICAL_ERROR)]
+
+    def typical_error(self) -> float:
+        return TYPICAL_ERROR[self.config.quantization] if self.config.quantization else 0.0
 
     def build(self, job: BuildJob) -> Executable:
         self._refuse_dtypes(job.signature)
@@ -72,6 +87,10 @@ class ONNXRuntimeBackend(Backend):
         job.progress("converting to ONNX", None)
         path = job.folder / "model.onnx"
         write_onnx(program, path, opset=self.config.opset)
+        if self.config.quantization:
+            job.progress("quantising", None)
+            count = quantize_file(path, self.config.quantization)
+            notes = (*notes, f"{count} product{'s' if count != 1 else ''} in 8 bits")
         executable = self.load(job)
         executable.notes = notes
         return executable
