@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..capture.inspector import inspect
 from ..errors import AituneWarning, BuildError, PlanError
+from ..isolation import Children
 from ..measure.benchmark import Timing, measure as benchmark
 from ..runtime.installed import Installed, install_all, lifted, prepare, uninstall_all
 from ..runtime.weights import content_digest
@@ -22,6 +21,7 @@ from .endtoend import EndToEnd, Metric, check
 from .mixes import EAGER, Bounded, Estimate, Key, Mix
 from .options import TuneOptions
 from .race import Race
+from .recall import Recall
 from .strategies.words import times
 from .trial import Built, trial_steps
 from .units import Preparation, Unit, weights_digests
@@ -156,12 +156,12 @@ def measure(
         max_batches_per_batch_size=max_batches_per_batch_size,
         on_module_failure="raise",
     )
-    folder = Path(tempfile.mkdtemp(prefix="aitune-lab-"))
-    folder.chmod(0o700)
+    recall = Recall(held.store, retry=held.retry)
+    builds = Children(recall.folder / "builds", limits=held.build_limits) if held.isolation == "auto" else None
     try:
         with lifted(target), warnings.catch_warnings():
             warnings.simplefilter("ignore", AituneWarning)
-            prepared = _prepared(target, data, wished, plan, held, folder, progress, check_cancelled)
+            prepared = _prepared(target, data, wished, plan, held, recall, builds, progress, check_cancelled)
             try:
                 install_all(prepared)
                 progress("checking the target with the mix end to end")
@@ -179,7 +179,9 @@ def measure(
             finally:
                 uninstall_all(target)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if builds is not None:
+            builds.close()
+        shutil.rmtree(recall.folder, ignore_errors=True)
     ran = tuple((e.choice.path, e.choice.candidate.label) for i in prepared for e in i.entries)
     return Measured(name, ran, checked, guess)
 
@@ -205,7 +207,8 @@ def _prepared(
     wished: Mapping[Key, Candidate],
     plan: Plan,
     options: TuneOptions,
-    folder: Path,
+    recall: Recall,
+    builds: Children | None,
     progress: Callable[[str], None],
     check_cancelled: Callable[[], None],
 ) -> list[Installed]:
@@ -221,10 +224,10 @@ def _prepared(
     modules = checked_modules(target, list(dict.fromkeys(path for path, _, _ in wished)), inspection)
     # Nothing is proposed: the mix says what is built.
     nothing = replace(options, backends=())
+    bare = Plan(tolerance=plan.tolerance, limits=plan.limits)
     digest = weights_digests(content_digest)
-    units = Preparation(
-        target, data, Plan(tolerance=plan.tolerance, limits=plan.limits), nothing, folder, check_cancelled, digest
-    ).units(modules)
+    made = Preparation(target, data, bare, nothing, recall, check_cancelled, digest, children=builds)
+    units = made.units(modules)
     races = [race for unit in units for race in unit.races]
     try:
         for race in races:
@@ -276,14 +279,20 @@ def _settle(race: Race, wished: Mapping[Key, Candidate], progress: Callable[[str
 
 
 def _run(race: Race, candidate: Candidate) -> Built:
-    steps = trial_steps(race.bench, candidate, race.digest, accept_error=True, timed=False)
-    while True:
-        race.bench.check_cancelled()
-        try:
-            next(steps)
-        except StopIteration as stop:
-            built: Built = stop.value
-            return built
+    """The candidate from the store, or built; compared with eager, not timed."""
+    known = race.known
+    key, artifact = known.keys.trial(candidate), known.keys.artifact(candidate)
+    if why := known.recall.quarantined(artifact):
+        raise BuildError(f"{candidate.label} for {race.name} can't be measured: {why}")
+    with known.recall.surviving(artifact):
+        steps = trial_steps(race.bench, candidate, key, accept_error=True, timed=False, known=known)
+        while True:
+            race.bench.check_cancelled()
+            try:
+                next(steps)
+            except StopIteration as stop:
+                built: Built = stop.value
+                return built
 
 
 def _dispatch(unit: Unit, plan: Plan, options: TuneOptions) -> Installed:
