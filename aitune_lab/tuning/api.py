@@ -230,6 +230,7 @@ def run(
         tuner.options.dry_run,
         tuner.end_to_end,
         {entry.signature.key: entry.signature for item in installed_in(tuner.target) for entry in item.entries},
+        replace(tuner.counts),
     )
 
 

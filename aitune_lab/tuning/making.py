@@ -10,6 +10,7 @@ from typing import Any
 
 from ..backends.base import BuildJob, Executable
 from ..capture.swap import original_method
+from ..isolation import build_here
 from ..runtime import variant
 from ..schema import Candidate
 from .bench import Bench
@@ -44,6 +45,8 @@ def make(bench: Bench, candidate: Candidate, key: str, known: Known | None) -> M
         found = known.recall.take(artifact_key, folder)
         facts = found.facts if found is not None else None
     job = build_job(bench, candidate, folder, shared=known.recall.shared)
+    if facts is not None or bench.build is build_here:
+        known.recall.begin(artifact_key, candidate)
     if facts is not None:
         loaded = _loaded(job, facts)
         if loaded is not None:
@@ -54,6 +57,7 @@ def make(bench: Bench, candidate: Candidate, key: str, known: Known | None) -> M
         folder.mkdir()
     known.recall.counts.builds += 1
     made = _built(bench, job)
+    known.recall.begin(artifact_key, candidate)
     facts = {
         "label": candidate.label,
         "build_seconds": made.build_seconds,

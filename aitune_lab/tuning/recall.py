@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..backends import registry
-from ..errors import StoreError
+from ..errors import DeviceLost, StoreError
 from ..measure.benchmark import Timing
 from ..measure.blocks import Contender
 from ..schema import Candidate, Point, Trial, from_data, to_data
@@ -83,6 +84,7 @@ class Recall:
                 self.problem = f"nothing is kept for later runs: {error}"
         self.own: set[str] = set()
         """Those that it has built itself."""
+        self._begun: set[str] = set()
         made = self._ask(lambda held: held.new_work(), None)
         self.folder = made if made is not None else Path(tempfile.mkdtemp(prefix="aitune-lab-"))
 
@@ -131,13 +133,28 @@ class Recall:
         """Where the events of a run go; None without a store."""
         return self._ask(lambda store: store.new_journal(), None)
 
-    def begin(self, key: str, label: str) -> None:
-        """Note that something starts which this process might not survive."""
-        self._ask(lambda store: store.begin(key, label), None)
+    def begin(self, key: str, candidate: Candidate) -> None:
+        """Note that native code of a candidate is about to run in this process, which might not survive it."""
+        if registry.get(candidate.backend).isolation != "none":
+            self._ask(lambda store: store.begin(key, candidate.label), None)
+            self._begun.add(key)
 
-    def end(self, key: str) -> None:
-        """Note that it did."""
-        self._ask(lambda store: store.end(key), None)
+    @contextmanager
+    def surviving(self, key: str) -> Iterator[None]:
+        """At its end the process has survived what was begun in it, unless it has lost its GPU."""
+        try:
+            yield
+        except DeviceLost:
+            raise  # the process will end with it: the next one must not try this again
+        except BaseException:
+            self._end(key)
+            raise
+        self._end(key)
+
+    def _end(self, key: str) -> None:
+        if key in self._begun:
+            self._begun.remove(key)
+            self._ask(lambda store: store.end(key), None)
 
     def quarantined(self, key: str) -> str | None:
         """Why something is not tried: an earlier process died of it, or in it. With `retry` that is forgotten."""
@@ -237,8 +254,3 @@ class Look:
 def is_disturbed(trial: Trial) -> bool:
     """Whether other load spoilt one of its measurements."""
     return any(m is not None and m.disturbed for p in trial.points for m in (p.latency, p.eager))
-
-
-def is_risky(candidate: Candidate) -> bool:
-    """Whether a process might not survive the candidate: its backend brings native code of its own."""
-    return registry.get(candidate.backend).isolation != "none"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..schema import Choice, Event, Plan, Signature, Trial
 from .endtoend import EndToEnd
+from .recall import Counts
 
 if TYPE_CHECKING:
     from .run_report import RunReport
@@ -27,6 +28,7 @@ class TuneResult:
         seconds: how long the run took.
         end_to_end: the tuned target as a whole against the untuned one, measured; None if nothing was tuned.
         signatures: those for which something is installed, by key.
+        counts: what was really built and measured, and what was taken from earlier runs.
         estimate: predicted end-to-end seconds with these choices (`eager_seconds`, `tuned_seconds`).
     """
 
@@ -41,6 +43,7 @@ class TuneResult:
     dry_run: bool = False
     end_to_end: EndToEnd | None = None
     signatures: Mapping[str, Signature] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
 
     def trials_of(self, choice: Choice) -> list[Trial]:
         """The trials of a choice's module and signature, in the order in which they ran."""

@@ -35,7 +35,7 @@ from ..schema import (
 )
 from .bench import Bench, LostAlias
 from .making import Made, build_job, drop, make
-from .recall import Known, is_risky
+from .recall import Known
 from .search import Rival, rough_look
 
 T = TypeVar("T")
@@ -68,22 +68,12 @@ def attempt(
     found = known.trial(bench, candidate, rival, wanted=accept_error)
     if found is not None:
         return Built(found, reused=True)
-    key, artifact, risky = known.keys.trial(candidate), known.keys.artifact(candidate), is_risky(candidate)
-    if risky and (why := known.recall.quarantined(artifact)):
+    key, artifact = known.keys.trial(candidate), known.keys.artifact(candidate)
+    if why := known.recall.quarantined(artifact):
         return Built(Trial(key, bench.recording.path, bench.recorded.signature.key, candidate, "crashed", why))
-    if risky:
-        known.recall.begin(artifact, candidate.label)
-    try:
+    with known.recall.surviving(artifact):
         built = yield from trial_steps(bench, candidate, key, accept_error=accept_error, rival=rival, known=known)
         known.keep(built.trial, bench, rival)
-    except DeviceLost:
-        raise  # this process will end with it: the next one must not try it again
-    except BaseException:
-        if risky:
-            known.recall.end(artifact)
-        raise
-    if risky:
-        known.recall.end(artifact)
     return built
 
 
@@ -149,12 +139,13 @@ def revived(bench: Bench, trial: Trial, known: Known) -> Built:
     One that answers otherwise than it did is built anew. Raises Refused, with the figures, if that doesn't help, or
     whatever building raises.
     """
-    try:
-        return _revived(bench, trial, known)
-    except Exception:
-        if not drop(bench, trial.candidate, known):
-            raise
-        return _revived(bench, trial, known)
+    with known.recall.surviving(known.keys.artifact(trial.candidate)):
+        try:
+            return _revived(bench, trial, known)
+        except Exception:
+            if not drop(bench, trial.candidate, known):
+                raise
+            return _revived(bench, trial, known)
 
 
 def _revived(bench: Bench, trial: Trial, known: Known) -> Built:
