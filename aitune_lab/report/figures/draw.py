@@ -100,7 +100,7 @@ def figure(
         margin={"t": top, "r": 24, "b": 48, "l": 16},
         height=top + height + 48,
         hoverlabel={"align": "left", "font": {"family": FONT, "size": 12}},
-        uirevision=revision,
+        uirevision=label(revision),
         showlegend=legend,
         legend={
             "orientation": "h",

@@ -116,13 +116,14 @@ def where(source: Source, *, theme: Theme | ThemeName = "neutral") -> go.Figure:
     drawn = figure(info.title, info.caption, theme=theme, revision="where", height=height)
     spans = [(1 - LEVEL_PIXELS * levels[0] / height, 1.0), (0.0, LEVEL_PIXELS * levels[-1] / height)]
     icicle = graph_objects().Icicle
-    for regions, span in zip((info.eager, info.tuned), spans, strict=False):
+    for regions, span in zip(filter(None, (info.eager, info.tuned)), spans, strict=False):
+        number = {region.key: str(i) for i, region in enumerate(regions)}
         width = min(1.0, regions[0].ms / info.eager_ms)
         fills = [fill_of(region) for region in regions]
         drawn.add_trace(
             icicle(
-                ids=[region.key or " " for region in regions],
-                parents=["" if region.parent is None else region.parent or " " for region in regions],
+                ids=list(number.values()),
+                parents=["" if region.parent is None else number[region.parent] for region in regions],
                 labels=[label(_text(region)) for region in regions],
                 values=[region.ms for region in regions],
                 branchvalues="total",
