@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backends.eager import TorchEagerBackend, TorchEagerConfig
+    from .backends.inductor_aot import TorchInductorAotBackend, TorchInductorAotConfig
     from .backends.inductor_jit import TorchInductorJitBackend, TorchInductorJitConfig
     from .backends.onnxruntime import ONNXRuntimeBackend, ONNXRuntimeConfig
+    from .backends.openvino import OpenVINOBackend, OpenVINOConfig
     from .backends.torchao import TorchAOBackend, TorchAOConfig
     from .capture.inspector import inspect
     from .capture.signature import BatchDim, DynamicDim
@@ -76,6 +78,8 @@ __all__ = [
     "Module",
     "ONNXRuntimeBackend",
     "ONNXRuntimeConfig",
+    "OpenVINOBackend",
+    "OpenVINOConfig",
     "OneBackendStrategy",
     "ParetoStrategy",
     "Plan",
@@ -90,6 +94,8 @@ __all__ = [
     "TorchAOConfig",
     "TorchEagerBackend",
     "TorchEagerConfig",
+    "TorchInductorAotBackend",
+    "TorchInductorAotConfig",
     "TorchInductorJitBackend",
     "TorchInductorJitConfig",
     "__version__",
@@ -117,8 +123,10 @@ __all__ = [
 
 _NAMES_OF = {
     "backends.eager": "TorchEagerBackend TorchEagerConfig",
+    "backends.inductor_aot": "TorchInductorAotBackend TorchInductorAotConfig",
     "backends.inductor_jit": "TorchInductorJitBackend TorchInductorJitConfig",
     "backends.onnxruntime": "ONNXRuntimeBackend ONNXRuntimeConfig",
+    "backends.openvino": "OpenVINOBackend OpenVINOConfig",
     "backends.torchao": "TorchAOBackend TorchAOConfig",
     "capture.inspector": "inspect",
     "capture.signature": "BatchDim DynamicDim",

@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 from ..capture.recorder import Sample, as_tensor
-from ..capture.signature import resized
 from ..capture.structure import is_tensor
 from ..errors import BackendUnavailable, Refused
-from ..schema import Candidate, Dim, Point, Signature, dim_symbol, evaluate_dim
+from ..schema import Candidate, Signature
 from .base import Availability, Backend, BackendConfig, BuildJob, Executable
-from .export import export_program, export_sample, quiet, sizes_in_range
+from .export import export_program, quiet
 from .inductor_jit import TorchInductorJitBackend
+from .settled import Settled, led_by_odd_sizes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -85,15 +85,12 @@ class TorchInductorAotBackend(Backend):
         job.progress("exporting", None)
         formats = _formats(job)
         samples = [_laid_out_sample(sample, formats) for sample in job.samples]
-        program, notes = export_program(replace(job, samples=_to_export_from(job, samples)))
-        sizes = _symbols_of(program, job.signature)
-        environment = next((size.node.shape_env for size in _dynamic_sizes(program)), None)
-        before = len(environment.guards) if environment is not None else 0
+        program, notes = export_program(replace(job, samples=led_by_odd_sizes(job, samples)))
+        settled = Settled(program, job.signature)
         refreshable = {} if self.config.freezing else _refreshable(program, job.module)
         job.progress("compiling", None)
         _compile(program, job, self.config)
-        if environment is not None:
-            _check_settled([guard.expr for guard in environment.guards[before:]], sizes, job.signature)
+        settled.check()
         facts = {"inputs": [str(f).removeprefix("torch.") for f in formats], "weights": refreshable}
         (job.folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
         executable = self.load(job)
@@ -166,30 +163,6 @@ def _laid_out_sample(sample: Sample, formats: Sequence[torch.memory_format]) -> 
     return replace(sample, leaves=leaves)
 
 
-def _to_export_from(job: BuildJob, samples: list[Sample]) -> list[Sample]:
-    """The samples, led by one of other sizes if the usual ones happen to be those of weights or fixed dimensions.
-
-    A compiler that meets the batch 64 beside 64 features may take them for one.
-    """
-    if not samples or not job.signature.symbols:
-        return samples
-    fixed = {size for p in (*job.module.parameters(), *job.module.buffers()) for size in p.shape}
-    fixed |= {dim for leaf in job.signature.tensor_leaves for dim in leaf.dims if isinstance(dim, int)}
-    sample = export_sample(replace(job, samples=samples))
-    sizes = dict(sample.point.as_dict())
-    taken = set(fixed)
-    for symbol in job.signature.symbols:
-        low, high = max(2, symbol.min), max(2, symbol.max)
-        if sizes[symbol.name] in taken:
-            free = (size for size in range(low, min(high, low + 4096) + 1) if size not in taken)
-            sizes[symbol.name] = min(free, key=lambda size: abs(size - symbol.opt), default=sizes[symbol.name])
-        taken.add(sizes[symbol.name])
-    point = Point(tuple(sizes.items()))
-    if point == sample.point:
-        return samples
-    return [resized(sample, job.signature, point), *samples]
-
-
 # --- compiling ------------------------------------------------------------------------------------------------------
 
 
@@ -219,63 +192,6 @@ def _has(settings: Any, name: str) -> bool:
     except AttributeError:
         return False
     return True
-
-
-def _dynamic_sizes(program: ExportedProgram) -> Iterator[Any]:
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
-            yield from (size for size in node.meta["val"].shape if isinstance(size, torch.SymInt))
-
-
-def _symbols_of(program: ExportedProgram, signature: Signature) -> dict[Any, tuple[Dim, int]]:
-    """The graph's own symbols: which dimension of the signature each stands for, and by what that is divided."""
-    user = set(program.graph_signature.user_inputs)
-    nodes = [n for n in program.graph.nodes if n.op == "placeholder" and n.name in user]
-    found: dict[Any, tuple[Dim, int]] = {}
-    for leaf, node in zip(signature.tensor_leaves, nodes, strict=True):
-        for dim, size in zip(leaf.dims, node.meta["val"].shape, strict=True):
-            if dim_symbol(dim) is None or not isinstance(size, torch.SymInt):
-                continue
-            expression = size.node.expr
-            (symbol, *more) = expression.free_symbols
-            factor = expression.coeff(symbol)
-            if not more and factor.is_Integer and expression == factor * symbol:
-                found.setdefault(symbol, (dim, int(factor)))
-    return found
-
-
-def _check_settled(conditions: Sequence[Any], symbols: Mapping[Any, tuple[Dim, int]], signature: Signature) -> None:
-    """Refuse if compiling took for true what some size in range breaks.
-
-    That sizes differ is what code for all sizes takes for granted, so `!=` is no such condition.
-    """
-    import sympy
-
-    for condition in dict.fromkeys(conditions):
-        if isinstance(condition, sympy.Ne) or not condition.free_symbols <= symbols.keys():
-            continue
-        holds = sympy.lambdify([*symbols], condition, modules=["math"], cse=False) if _plain(condition) else None
-        for sizes in sizes_in_range(signature):
-            values = {s: evaluate_dim(dim, sizes) // factor for s, (dim, factor) in symbols.items()}
-            held = holds(*values.values()) if holds is not None else condition.subs(values)
-            if held in (False, sympy.false):
-                at = ", ".join(f"{name}={size}" for name, size in sizes.items())
-                names = {s: sympy.Symbol(_label(dim, factor)) for s, (dim, factor) in symbols.items()}
-                raise Refused(
-                    f"compiling settled on code that holds only for {condition.xreplace(names)}, which breaks at {at}"
-                )
-
-
-def _plain(condition: Any) -> bool:
-    """Whether it is arithmetic that plain Python computes, much faster than symbolic substitution."""
-    import sympy
-
-    kinds = (sympy.Symbol, sympy.Number, sympy.Add, sympy.Mul, sympy.core.relational.Relational)
-    return all(isinstance(part, kinds) for part in sympy.preorder_traversal(condition))
-
-
-def _label(dim: Dim, factor: int) -> str:
-    return str(dim) if factor == 1 else f"({dim})/{factor}"
 
 
 # --- calling --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from .base import Availability, Backend
 _BUILTIN = {
     "eager": "eager:TorchEagerBackend",
     "onnxruntime": "onnxruntime:ONNXRuntimeBackend",
+    "openvino": "openvino:OpenVINOBackend",
     "inductor": "inductor_jit:TorchInductorJitBackend",
     "torchao": "torchao:TorchAOBackend",
     "inductor_aot": "inductor_aot:TorchInductorAotBackend",

@@ -1,0 +1,346 @@
+"""OpenVINO on the CPU: the exported module becomes an IR file, in float32 unless asked otherwise.
+
+Left alone, OpenVINO computes float32 modules in bfloat16 on CPUs that can, pins threads to cores, and holds 64-bit integers
+in 32 bits. Here the precision is part of the candidate, threads are as many as torch's, and integers that 32 bits can't hold
+are refused or handed back to the original.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import itertools
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..environment import cpu_flags
+from ..errors import Refused, install_command
+from ..schema import Candidate, Dim, Signature, TensorLeaf, evaluate_dim
+from .base import Availability, Backend, BackendConfig, BuildJob, Executable
+from .export import FlatModule, export_program, quiet
+from .onnx_file import write_onnx
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.export import ExportedProgram
+
+PRECISIONS = {"f32": 0.0, "bf16": 1e-2}
+"""Precisions to compute in, and the relative error to which they come on float32 modules."""
+
+_BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}
+_DTYPES = {
+    "float32", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool",
+}  # fmt: skip
+_NARROW = {torch.int8, torch.int16, torch.uint8}
+_ARITHMETIC = {"add", "sub", "rsub", "mul", "neg", "pow", "bitwise_left_shift", "__lshift__"}
+_GROWING = {"mul", "pow", "square", "bitwise_left_shift", "__lshift__", "prod", "cumprod"}
+_LOW, _HIGH = -(2**31), 2**31 - 1
+
+
+@dataclass(frozen=True)
+class OpenVINOConfig(BackendConfig):
+    """Options of OpenVINO.
+
+    Attributes:
+        precision: what it computes in: `"f32"`, or `"bf16"` where the CPU can.
+    """
+
+    precision: str = "f32"
+
+
+class OpenVINOBackend(Backend):
+    """Converts the exported module to OpenVINO's IR and runs it on the CPU. The artifact is `model.xml` and `model.bin`."""
+
+    name = "openvino"
+    config_type = OpenVINOConfig
+    isolation = "file"
+    complexity = 2
+    config: OpenVINOConfig
+
+    @classmethod
+    def available(cls) -> Availability:
+        if importlib.util.find_spec("openvino") is None:
+            return Availability(False, "openvino not installed", install_command("openvino"))
+        try:
+            version = importlib.metadata.version("openvino")
+        except importlib.metadata.PackageNotFoundError:  # built from source
+            version = "unknown"
+        return Availability(True, versions={"openvino": version})
+
+    def candidates(self, signature: Signature, module: nn.Module) -> list[Candidate]:
+        tensors = [*module.parameters(), *module.buffers()]
+        devices = {t.device.type for t in tensors} | {leaf.device.partition(":")[0] for leaf in signature.tensor_leaves}
+        if not devices <= {"cpu"}:
+            return []
+        exact, low = type(self)().candidate(), type(self)(precision="bf16").candidate()
+        if not _BFLOAT16_FLAGS & {*cpu_flags()}:
+            return [exact]
+        half = any(t.dtype == torch.bfloat16 for t in tensors)
+        return [low, exact] if half else [exact, low]
+
+    def typical_error(self) -> float:
+        return PRECISIONS.get(self.config.precision, 0.0)
+
+    def build(self, job: BuildJob) -> Executable:
+        if self.config.precision not in PRECISIONS:
+            raise Refused(f"precision must be one of {sorted(PRECISIONS)}, but got {self.config.precision!r}")
+        for leaf in (*job.signature.tensor_leaves, *job.signature.output_leaves):
+            if isinstance(leaf, TensorLeaf) and leaf.dtype not in _DTYPES:
+                raise Refused(f"{leaf.path} is {leaf.dtype}, which OpenVINO does not compute in on the CPU")
+        job.progress("exporting", None)
+        program, notes = export_program(job)
+        _refuse_integers(program)
+        job.progress("converting", None)
+        model, way = _converted(program, job)
+        _name_and_bound(model, job.signature)
+        _openvino().save_model(model, job.folder / "model.xml", compress_to_fp16=False)
+        del model
+        executable = self.load(job)
+        executable.notes = (*notes, *way)
+        return executable
+
+    def load(self, job: BuildJob) -> Executable:
+        job.progress("compiling", None)
+        compiled = _compiled(job.folder / "model.xml", job.threads, self.config.precision)
+        run = _Run(compiled, job)
+        size = sum(f.stat().st_size for f in job.folder.iterdir())
+        return Executable(run, flat=True, uncovered=run.uncovered, close=run.close, memory_bytes=size)
+
+
+def _openvino() -> Any:
+    """The package, imported without the part that reports every import over the network, from a thread of its own."""
+    if "openvino" not in sys.modules and "openvino_telemetry" not in sys.modules:
+        sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+        try:
+            import openvino
+        finally:
+            del sys.modules["openvino_telemetry"]
+    import openvino
+
+    return openvino
+
+
+@functools.lru_cache(maxsize=1)
+def _core() -> Any:
+    return _openvino().Core()
+
+
+# --- building -------------------------------------------------------------------------------------------------------
+
+
+def _refuse_integers(program: ExportedProgram) -> None:
+    """Raise Refused for integer arithmetic that 32 bits may not hold, or that wraps around in 8 or 16 bits.
+
+    Integers that follow from sizes, comparisons or positions are small. Those that a caller gives are checked at each
+    call, and only what makes them grow (a product, a power, a shift) is refused.
+    """
+    user = set(program.graph_signature.user_inputs)
+    given: set[Any] = set()
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            continue
+        if node.op == "placeholder":
+            if node.name in user and value.dtype == torch.int64:
+                given.add(node)
+            continue
+        name = _operator(node)
+        if value.dtype in _NARROW and name in _ARITHMETIC:
+            raise Refused(f"it computes {name} in {str(value.dtype)[6:]}, which wraps around in torch only")
+        if value.dtype == torch.int64 and given.intersection(node.all_input_nodes):
+            if name in _GROWING:
+                raise Refused(f"it computes {name} of given int64 values, which OpenVINO holds in 32 bits")
+            given.add(node)
+
+
+def _operator(node: Any) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return str(schema.name).rpartition("::")[2].rstrip("_") if schema is not None else str(node.target)
+
+
+def _converted(program: ExportedProgram, job: BuildJob) -> tuple[Any, tuple[str, ...]]:
+    """OpenVINO's model of the program: read directly or, where that fails, by way of ONNX if that is installed."""
+    openvino = _openvino()
+    with torch.no_grad(), quiet("torch"), quiet("openvino"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return openvino.convert_model(program), ()
+        except Exception as error:
+            reason = _in_a_line(error)
+            if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")):
+                raise Refused(f"OpenVINO can't convert it: {reason}") from error
+        path = job.folder / "model.onnx"
+        try:
+            write_onnx(program, path)
+            model = _core().read_model(path)
+        except Exception as error:
+            raise Refused(f"OpenVINO can't convert it: {reason}; nor by way of ONNX: {_in_a_line(error)}") from error
+        finally:
+            for file in job.folder.iterdir():
+                file.unlink()
+        return model, ("converted by way of ONNX",)
+
+
+def _in_a_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
+    return f"{type(error).__name__}: {(told or lines or [''])[0][:200]}"
+
+
+def _name_and_bound(model: Any, signature: Signature) -> None:
+    """Give each input its number as name, fixed dimensions their size, and the others their range."""
+    openvino = _openvino()
+    leaves = signature.tensor_leaves
+    by_name = {f"input_{i}": leaf for i, leaf in enumerate(leaves)}
+    known = [by_name.get(port.any_name) for port in model.inputs if port.names]
+    if len(known) != len(model.inputs) or None in known:  # not by way of ONNX, which drops inputs: all, in order
+        if len(model.inputs) != len(leaves):
+            raise Refused(f"OpenVINO's model takes {len(model.inputs)} of the {len(leaves)} input tensors")
+        for i, port in enumerate(model.inputs):
+            port.get_tensor().set_names({f"input_{i}"})
+    lowest = {s.name: s.min for s in signature.symbols}
+    highest = {s.name: s.max for s in signature.symbols}
+
+    def bounded(dim: Dim) -> Any:
+        return openvino.Dimension(evaluate_dim(dim, lowest), evaluate_dim(dim, highest))
+
+    model.reshape(
+        {port: openvino.PartialShape([bounded(dim) for dim in by_name[port.any_name].dims]) for port in model.inputs}
+    )
+
+
+def _compiled(path: Path, threads: int, precision: str) -> Any:
+    core = _core()
+    wanted = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "EXECUTION_MODE_HINT": "PERFORMANCE",
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        "INFERENCE_NUM_THREADS": threads,
+        # Threads stay where the system puts them, torch's own among them, and each counts.
+        "ENABLE_CPU_PINNING": False,
+        "ENABLE_HYPER_THREADING": True,
+        # Otherwise matrix products with compressed weights are quantised further at each call.
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+    }
+    supported = core.get_property("CPU", "SUPPORTED_PROPERTIES")
+    settings = {name: value for name, value in wanted.items() if name in supported}
+    return core.compile_model(core.read_model(path), "CPU", settings)
+
+
+# --- calling --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Output:
+    """How an output comes: OpenVINO's element type, and the dtype that it has in torch."""
+
+    kind: str
+    dtype: torch.dtype
+
+
+class _Run:
+    """Calls a compiled model with flat tensors, from any thread: each call takes an idle request, or makes one.
+
+    Inputs are read where they lie (contiguous ones); outputs are copied out of the request, which the next call writes.
+    """
+
+    def __init__(self, compiled: Any, job: BuildJob) -> None:
+        openvino = _openvino()
+        self.tensor_type, self.shape_type, self.bfloat16 = openvino.Tensor, openvino.Shape, openvino.Type.bf16
+        self.new_request: Callable[[], Any] | None = compiled.create_infer_request
+        self.idle: list[Any] = []
+        signature = job.signature
+        self.inputs = [_number(port) for port in compiled.inputs]
+        self.outputs = [
+            _Output(port.element_type.get_type_name(), dtype)
+            for port, dtype in zip(compiled.outputs, _output_dtypes(signature), strict=True)
+        ]
+        leaves = signature.tensor_leaves
+        self.long = [i for i in self.inputs if leaves[i].dtype == "int64"]
+        self.beyond = itertools.count()
+        self.beyond_reads = 0
+        self.original = FlatModule(job, job.samples[0]) if job.samples else None
+
+    def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        for i in self.long:
+            if _beyond(tensors[i]):
+                return self._by_original(i, tensors)
+        request = self._request()
+        try:
+            # Each array lives until the request has run; the request itself keeps none alive.
+            held = [self._given(tensors[i]) for i in self.inputs]
+            for at, tensor in enumerate(held):
+                request.set_input_tensor(at, tensor)
+            request.infer()
+            return [self._taken(request.get_output_tensor(at), output) for at, output in enumerate(self.outputs)]
+        finally:
+            self.idle.append(request)
+
+    def _request(self) -> Any:
+        try:
+            return self.idle.pop()
+        except IndexError:
+            if self.new_request is None:
+                raise RuntimeError("this executable is closed") from None
+            return self.new_request()
+
+    def _given(self, tensor: torch.Tensor) -> Any:
+        tensor = tensor.contiguous()
+        if tensor.dtype == torch.bfloat16:
+            bits = tensor.view(torch.int16).numpy(force=True)
+            return self.tensor_type(bits, self.shape_type(list(tensor.shape)), self.bfloat16)
+        return self.tensor_type(tensor.numpy(force=True), shared_memory=True)
+
+    def _taken(self, result: Any, output: _Output) -> torch.Tensor:
+        if output.kind == "bf16":
+            bits = torch.empty(list(result.shape), dtype=torch.int16)
+            result.copy_to(self.tensor_type(bits.numpy(), result.shape, self.bfloat16))
+            taken = bits.view(torch.bfloat16)
+        else:
+            taken = torch.from_numpy(result.data.copy())
+        return taken if taken.dtype == output.dtype else taken.to(output.dtype)
+
+    def _by_original(self, at: int, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if self.original is None:
+            raise ValueError(f"tensor {at} of the call holds integers beyond 32 bits, which OpenVINO can't hold")
+        next(self.beyond)
+        result: Sequence[torch.Tensor] = self.original(*tensors)
+        return result
+
+    def uncovered(self) -> int:
+        """Calls so far that ran the original because of integers beyond 32 bits."""
+        count = next(self.beyond) - self.beyond_reads
+        self.beyond_reads += 1
+        return count
+
+    def close(self) -> None:
+        """Free the model and its requests."""
+        self.new_request = None
+        self.idle.clear()
+
+
+def _number(port: Any) -> int:
+    return next(int(name.rpartition("_")[2]) for name in port.names if name.startswith("input_"))
+
+
+def _output_dtypes(signature: Signature) -> list[torch.dtype]:
+    by_path = {leaf.path: leaf for leaf in signature.tensor_leaves}
+    leaves = [leaf for leaf in signature.output_leaves if isinstance(leaf, TensorLeaf)]
+    leaves += [by_path[path] for path in signature.facts.mutated]
+    return [getattr(torch, leaf.dtype) for leaf in leaves]
+
+
+def _beyond(tensor: torch.Tensor) -> bool:
+    """Whether it holds integers that need more than 32 bits."""
+    if not tensor.numel():
+        return False
+    low, high = torch.aminmax(tensor)
+    return bool(int(low) < _LOW or int(high) > _HIGH)
