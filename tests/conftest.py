@@ -20,6 +20,9 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
+# Most tests tune in this process: a helper process takes seconds to start. Those that care say isolation="auto".
+os.environ.setdefault("AITUNE_LAB_ISOLATION", "off")
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 

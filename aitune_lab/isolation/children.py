@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from ..backends import registry
 from ..backends.base import BuildJob, Executable
@@ -23,6 +23,9 @@ from .limits import BuildLimits
 from .outcome import raise_failure, tail
 from .parcel import Outbox, Unsendable, is_third_party
 from .worker import scratch_environment
+
+Isolation = Literal["auto", "off"]
+VARIABLE = "AITUNE_LAB_ISOLATION"
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,11 @@ class Build:
     seconds: float
     peak_bytes: int = 0
     log: str = ""
+
+
+def default_isolation() -> Isolation:
+    """What `AITUNE_LAB_ISOLATION` says; `"auto"` without it."""
+    return cast("Isolation", os.environ.get(VARIABLE) or "auto")
 
 
 def build_here(job: BuildJob) -> Build:
@@ -70,8 +78,12 @@ class Children:
         self._helper: Connection | None = None
         self._outbox: Outbox | None = None
 
-    def build(self, job: BuildJob) -> Build:
+    def build(self, job: BuildJob, *, limits: BuildLimits | None = None) -> Build:
         """Build `job.candidate`; blocks, and calls `job.progress` at least ten times a second.
+
+        Args:
+            job: as a backend gets it; without a shared folder it gets one of this object.
+            limits: in place of those given at the start.
 
         Raises:
             Refused: the backend refused; or it isn't of this package and the module can't be sent to a child.
@@ -86,7 +98,7 @@ class Children:
             job = replace(job, shared=self._folder / "shared")
         with self._lock:
             try:
-                return self._build(job, backend.imports)
+                return self._build(job, backend.imports, limits or self.limits)
             except Unreachable as why:
                 return self._build_here(job, str(why), third_party=is_third_party(backend))
             except ChildFailed as error:
@@ -112,12 +124,17 @@ class Children:
         made.executable.notes = (*made.executable.notes, f"not isolated: {why}")
         return made
 
-    def _build(self, job: BuildJob, imports: tuple[str, ...]) -> Build:
+    def _build(self, job: BuildJob, imports: tuple[str, ...], limits: BuildLimits) -> Build:
         helper = self._ready()
         scratch = Path(tempfile.mkdtemp(prefix="build-", dir=self._folder))
         try:
             log = scratch / "log"
-            answer = helper.run(self._request(job, imports, scratch, log), job.progress)
+            request = {
+                **self._request(job, scratch, log),
+                "imports": imports,
+                "limits": asdict(limits.settled(scratch)),
+            }
+            answer = helper.run(request, job.progress)
             text = tail(log)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -132,7 +149,7 @@ class Children:
             executable.notes = tuple(answer["notes"])
         return Build(executable, True, answer["seconds"], answer["peak_bytes"], text)
 
-    def _request(self, job: BuildJob, imports: tuple[str, ...], scratch: Path, log: Path) -> dict[str, Any]:
+    def _request(self, job: BuildJob, scratch: Path, log: Path) -> dict[str, Any]:
         assert self._outbox is not None
         try:
             files = self._outbox.pack(job)
@@ -143,8 +160,6 @@ class Children:
         folders = [job.folder, scratch, job.shared]
         return {
             "fresh": not _can_fork(job),
-            "imports": imports,
-            "limits": asdict(self.limits.settled(job.folder)),
             "folders": [str(folder) for folder in folders],
             "job": {
                 "files": files,

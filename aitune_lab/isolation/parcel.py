@@ -247,7 +247,8 @@ def unpack(paths: Sequence[str]) -> BuildJob:
     rest = _load(paths[2])
     torch.set_default_dtype(rest["dtype"])
     torch.set_float32_matmul_precision(rest["matmul"])
-    torch.use_deterministic_algorithms(rest["deterministic"][0], warn_only=rest["deterministic"][1])
+    if rest["deterministic"][0]:  # asking for less would import the compiler
+        torch.use_deterministic_algorithms(True, warn_only=rest["deterministic"][1])
     torch.set_num_threads(rest["fields"]["threads"])
     if rest["backend"] is not None:
         registry.register(rest["backend"])

@@ -141,5 +141,4 @@ def scratch_environment(scratch: Path) -> dict[str, str]:
         **os.environ,
         "TMPDIR": str(scratch),
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
-        "AITUNE_LAB_ISOLATION": "off",  # what a build tunes itself, it tunes here
     }

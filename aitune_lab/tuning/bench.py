@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+from ..backends.base import BuildJob
 from ..capture.probe import autocast_of, seeded
 from ..capture.recorder import Recording, Sample, clone_leaves
 from ..capture.signature import RecordedSignature
 from ..capture.state import Snapshot
 from ..capture.structure import Flat, flatten, flatten_call, is_tensor, unflatten_call
 from ..capture.swap import original_method
+from ..isolation import Build, build_here
 from ..measure.benchmark import Timing, measure
 from ..measure.blocks import MeasureLimits
 from ..measure.reference import reference_dtype, reference_outputs
@@ -49,6 +51,8 @@ class Bench:
     limits: MeasureLimits
     check_cancelled: Callable[[], None] = lambda: None
     meter: Callable[..., Timing] = measure
+    build: Callable[[BuildJob], Build] = build_here
+    """Builds a candidate, in a child process or in this one."""
     expected: dict[Point, list[Expected]] = field(default_factory=dict)
 
     def is_cancelled(self) -> bool:
