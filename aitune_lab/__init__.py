@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .tuning.bisect import bisect
     from .tuning.diff import diff
     from .tuning.observe import observe
+    from .tuning.profile import profile
     from .tuning.run_report import load_report, save_report
     from .tuning.strategies import (
         FirstWinsStrategy,
@@ -109,6 +110,7 @@ __all__ = [
     "load",
     "load_report",
     "observe",
+    "profile",
     "refresh",
     "save",
     "save_report",
@@ -145,6 +147,7 @@ _NAMES_OF = {
     "tuning.bisect": "bisect",
     "tuning.diff": "diff",
     "tuning.observe": "observe",
+    "tuning.profile": "profile",
     "tuning.run_report": "load_report save_report",
     "tuning.strategies": (
         "FirstWinsStrategy HighestThroughputStrategy LatencyBudgetStrategy MaxThroughputStrategy MinLatencyStrategy "

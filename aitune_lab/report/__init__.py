@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import figures, observed, runs, whatifs
+from . import figures, observed, profiles, runs, whatifs
 from .advice import Finding, advice_text, inspection_advice, tuning_advice
 from .code import as_code
 from .frames import choices_frame, events_frame, modules_frame, trials_frame
@@ -42,6 +42,7 @@ __all__ = [
     "module_rows",
     "modules_frame",
     "observed",
+    "profiles",
     "render_table",
     "report_page",
     "result_blocks",
