@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -269,10 +270,7 @@ class LabPage:
 
     def comm_messages(self, since: int = 0) -> list[bytes]:
         """The comm messages among the frames that came after the first `since`."""
-        kinds = (b"comm_open", b"comm_msg", b"comm_close")
-        return [
-            frame for frame in self.frames[since:] if any(b'"msg_type": "' + kind in frame[:2000] for kind in kinds)
-        ]
+        return [frame for frame in self.frames[since:] if message_type(frame).startswith("comm_")]
 
     def close(self) -> None:
         """Close the page and end its kernel."""
@@ -280,6 +278,19 @@ class LabPage:
         kernel = self._kernel()
         if kernel:
             self.server.delete(f"/api/kernels/{kernel['id']}")
+
+
+def message_type(frame: bytes) -> str:
+    """The type of a kernel's message in a WebSocket frame; empty for other frames.
+
+    A frame begins with the number of its parts and where each begins: channel, header, and so on.
+    """
+    if len(frame) < 32:
+        return ""
+    count, _, header, after = struct.unpack("<4Q", frame[:32])
+    if not 2 < count < 100 or not header < after <= len(frame):
+        return ""
+    return str(json.loads(frame[header:after]).get("msg_type", ""))
 
 
 def open_notebook(

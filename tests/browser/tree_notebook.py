@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 TREE = """
 import json, threading
 from pathlib import Path
@@ -45,13 +47,16 @@ def model_rows(blocks=12, width=64):
 """
 
 SHOW = """
-recorded = replay([from_data(x, Event) for x in json.loads(Path(FIXTURE).read_text())])
+def recorded_run(name):
+    return replay([from_data(x, Event) for x in json.loads(Path(FIXTURES, f"{name}.json").read_text())])
+
+recorded, failed = recorded_run("success"), recorded_run("failures")
 encoder = [t for t in recorded.trials.values() if t.path == "encoder"]
 trials, choices = {}, {}
 from aitune_lab.schema import Choice
 def settle(path, label, speedup, error_class="exact", error=4.2e-7, **more):
     choices[(path, "forward", "s")] = Choice(path, "forward", "s", candidate(label), None, "because", speedup, error_class, error, **more)
-for b in range(12):
+for b in range(BLOCKS):
     for trial in encoder:
         key = f"{trial.key}-{b}"
         trials[key] = replace(trial, key=key, path=f"layers.{b}", signature="s")
@@ -60,7 +65,7 @@ settle("embeddings", "onnxruntime", 1.31)
 settle("head", "eager", None, "exact", 0.0)
 settle(EVIL, "openvino", 4.4, "refused", 0.021, pinned=True, accepted_error=True)
 plan = Plan(rules=(Rule(EVIL, "pin", candidate=candidate("openvino"), accept_error=True),))
-state = SessionState(status="running", rows=model_rows(), trials=trials, choices=choices, plan=plan)
+state = SessionState(status="running", rows=model_rows(BLOCKS), trials=trials, choices=choices, plan=plan)
 layout = TreeRows(state.rows)
 view = TreeView(layout.columns(state))
 commands = []
@@ -69,6 +74,8 @@ def answer(command):
     global state
     commands.append(dict(command))
     paths = layout.paths(command["path"])
+    if command["op"] == "candidates" and command["path"] == "head":
+        return candidates_of(failed, ["shifts"])
     if command["op"] == "candidates":
         return candidates_of(state, paths, offered=["tensorrt"])
     if command["op"] in ("pin", "unpin", "leave"):
@@ -86,6 +93,9 @@ view
 """
 
 
-def shown(fixture: str) -> list[str]:
-    """The cells that define and show the tree; `fixture` is the path of a recorded run."""
-    return [TREE, f"FIXTURE = {fixture!r}\n{SHOW}"]
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+def shown(blocks: int = 12) -> list[str]:
+    """The cells that define and show the tree; `view` is the widget, `commands` what it was asked."""
+    return [TREE, f"FIXTURES = {str(FIXTURES)!r}\nBLOCKS = {blocks}\n{SHOW}"]
