@@ -79,7 +79,7 @@ def report_page(source: Source, *, title: str = "") -> str:
         _timeline(source),
         _inspected(state),
         f"<h2>Plan</h2>{_preformatted(plan_to_toml(state.plan))}",
-        _as_code(source, state),
+        _as_code(state),
         _environment(state),
         _log(state),
         f"<footer>Written by aitune_lab {safe(__version__)}. Figures hold for the machine and data named here.</footer>",
@@ -122,7 +122,7 @@ def _tiles(state: SessionState) -> str:
         tiles.append(("bad" if refused else "good", words, "outputs of the whole target"))
     if choices:
         tuned = sum(choice.candidate.label != EAGER for choice in choices)
-        tiles.append(("", f"{tuned} of {len(choices)}", "signatures tuned, the others stay eager"))
+        tiles.append(("", f"{tuned} of {len(choices)}", "signatures tuned"))
     tried = [trial for trial in state.trials.values() if trial.candidate.label != EAGER]
     if tried:
         right = sum(trial.status == "ok" and trial.error_class != "refused" for trial in tried)
@@ -200,11 +200,11 @@ def _inspected(state: SessionState) -> str:
     return f'<h2>Inspected</h2><details><summary>{said}</summary><div class="inside">{table}{left}</div></details>'
 
 
-def _as_code(source: Source, state: SessionState) -> str:
+def _as_code(state: SessionState) -> str:
     if not state.choices:
         return ""
     said = '<p class="caption">A script with the same choices, pinned.</p>'
-    return f"<h2>As code</h2>{said}{_preformatted(as_code(source))}"
+    return f"<h2>As code</h2>{said}{_preformatted(as_code(state))}"
 
 
 def _environment(state: SessionState) -> str:

@@ -10,14 +10,14 @@ from ..tuning.strategies.words import error, milliseconds
 from .figures.difference import DifferenceInfo, axis_range, on_axis
 from .figures.endtoend import AFTER, BEFORE, EndInfo, end_ms as end_axis_ms
 from .figures.latency import LatencyInfo
-from .figures.pareto import ParetoInfo, end_ms as pareto_axis_ms, error_range
+from .figures.pareto import SIDES, ParetoInfo, end_ms as pareto_axis_ms, error_range, label_sides
 from .figures.timeline import PHASE_PATTERNS, PHASES, TimelineInfo
 from .figures.where import MAX_LEVELS, Region, WhereInfo, fill_of, levels_of
 from .svg import Picture, ticks
 from .theme import EAGER, STYLES, Style, edge_of, patterns_of, style_of, text_on
 
 WIDTH = 720.0
-LEFT, RIGHT, TOP, AXIS = 200.0, 16.0, 6.0, 40.0
+LEFT, RIGHT, TOP, AXIS = 222.0, 16.0, 6.0, 40.0
 ROW, BAR = 38.0, 20.0
 
 
@@ -54,7 +54,7 @@ def difference_picture(info: DifferenceInfo) -> Picture:
     low, high = axis_range(info)
     to_x = _log(low, high, LEFT + 8, WIDTH - RIGHT)
     bottom = TOP + ROW * len(info.rows)
-    _axis(picture, _decades(low, high), to_x, bottom, "relative L2 error", error)
+    _axis(picture, _decades(low, high), to_x, bottom, "relative L2 error", _power)
     if info.budget > 0:
         picture.line(to_x(on_axis(info.budget)), TOP, to_x(on_axis(info.budget)), bottom, dash=True, tone="ink")
     for row, item in enumerate(info.rows):
@@ -82,7 +82,7 @@ def pareto_picture(info: ParetoInfo) -> Picture:
     upward = _log(low, high, bottom, top)
     for value in _decades(low, high):
         picture.line(left, upward(value), WIDTH - RIGHT, upward(value), tone="grid")
-        picture.text(left - 8, upward(value) + 4, error(value), size=11, tone="muted", anchor="end")
+        picture.text(left - 8, upward(value) + 4, _power(value), size=11, tone="muted", anchor="end")
     _axis(picture, ticks(end), to_x, bottom, "milliseconds a call; upward: relative L2 error", left=left, top=top)
     if info.budget > 0:
         y = upward(on_axis(info.budget))
@@ -92,16 +92,17 @@ def pareto_picture(info: ParetoInfo) -> Picture:
     steps = [place for a, b in pairwise(places) for place in (a, (b[0], a[1]))] + places[-1:]
     if len(steps) > 1:
         picture.polyline(steps)
+    sides = label_sides(info, WIDTH - RIGHT - left, bottom - top)
     for point in info.points:
         x, y, style = to_x(point.median_ms), upward(on_axis(point.relative_l2)), style_of(point.backend)
         picture.whisker(to_x(point.low_ms), to_x(point.high_ms), y, WIDTH - RIGHT, edge=style.edge)
         picture.glyph(x, y, style.symbol if point.right else "x", style, tip=f"{point.label}: {point.figures}")
         name = f"{point.label} ✓" if point.chosen else point.label
         tone = "ink" if point.front else "muted"
-        if x > WIDTH * 0.75:
-            picture.text(x - 9, y + 17, name, size=11, tone=tone, bold=point.chosen, anchor="end")
-        else:
-            picture.text(x + 9, y + 17, name, size=11, tone=tone, bold=point.chosen, room=WIDTH - x)
+        side, down = SIDES.get(sides[point.label], (0, 0))
+        if side:
+            anchor = "start" if side > 0 else "end"
+            picture.text(x + 9 * side, y + down, name, size=11, tone=tone, bold=point.chosen, anchor=anchor)
     return picture
 
 
@@ -241,3 +242,9 @@ def _decades(low: float, high: float) -> list[float]:
     first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
     step = max(1, math.ceil((last - first) / 8))
     return [10.0**power for power in range(first, last + 1, step)]
+
+
+def _power(value: float) -> str:
+    """A power of ten as axes name it: `1e-4`, `1`."""
+    power = round(math.log10(value))
+    return f"1e{power}" if power else "1"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from .text import clean
 from .theme import FONT, THEMES, Style
 
-CHARACTER = 0.56
+CHARACTER = 0.53
 """Mean width of a character over the font size."""
 _NEUTRAL = THEMES["neutral"]
 _COLOURS = {"ink": _NEUTRAL.ink, "muted": _NEUTRAL.muted, "line": _NEUTRAL.line, "grid": "#808080"}

@@ -120,10 +120,10 @@ def style_of(backend: str) -> Style:
 
 
 def patterns_of(candidates: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """A pattern for each label among (backend, label): solid for a backend's first, another for each variant."""
+    """A pattern for each label among (backend, label): solid for a backend's plain form, another for each variant."""
     patterns: dict[str, str] = {}
     seen: dict[Style, int] = {}
-    for backend, label in candidates:
+    for backend, label in sorted(candidates, key=lambda pair: pair[1]):  # the plain form has the shortest label
         if label not in patterns:
             number = seen.get(style_of(backend), 0)
             patterns[label] = PATTERNS[number % len(PATTERNS)]

@@ -6,6 +6,7 @@ a session's state, what `tune` gave, or the events of a journal. What is missing
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .difference import DifferenceInfo, difference, difference_info
@@ -20,6 +21,7 @@ from .where import WhereInfo, where, where_info
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from ...tuning.session import SessionState
     from .source import Source
 
 __all__ = [
@@ -55,21 +57,25 @@ class Figures:
     def __init__(self, source: Source) -> None:
         self._source = source
 
+    @cached_property
+    def _state(self) -> SessionState:
+        return state_of(self._source)
+
     def latency(self, module: str | None = None, **options: Any) -> go.Figure:
         """Latency per candidate for a module at a point; see `figures.latency`."""
-        return latency(self._source, module, **options)
+        return latency(self._state, module, **options)
 
     def difference(self, module: str | None = None, **options: Any) -> go.Figure:
         """Numeric difference per candidate and output; see `figures.difference`."""
-        return difference(self._source, module, **options)
+        return difference(self._state, module, **options)
 
     def pareto(self, module: str | None = None, **options: Any) -> go.Figure:
         """Latency against error; see `figures.pareto`."""
-        return pareto(self._source, module, **options)
+        return pareto(self._state, module, **options)
 
     def where(self, **options: Any) -> go.Figure:
         """Where the time goes, before and after; see `figures.where`."""
-        return where(self._source, **options)
+        return where(self._state, **options)
 
     def timeline(self, **options: Any) -> go.Figure:
         """When each trial ran; see `figures.timeline`."""
@@ -77,7 +83,7 @@ class Figures:
 
     def end_to_end(self, **options: Any) -> go.Figure:
         """The whole target before and after; see `figures.end_to_end`."""
-        return end_to_end(self._source, **options)
+        return end_to_end(self._state, **options)
 
     def __dir__(self) -> list[str]:
         return ["difference", "end_to_end", "latency", "pareto", "timeline", "where"]

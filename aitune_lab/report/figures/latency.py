@@ -171,8 +171,8 @@ def latency(
             "line": {"color": [style.edge for style in styles], "width": 1.2},
             "pattern": {
                 "shape": [patterns[bar.label] for bar in info.bars],
-                "fgcolor": [style.hatch for style in styles],
-                "bgcolor": [style.fill for style in styles],
+                "fillmode": "overlay",
+                "fgopacity": 0.5,
                 "size": 7,
             },
         },

@@ -97,7 +97,8 @@ def mixes_info(estimates: Iterable[Estimate], measured: Mapping[str, EndToEnd] |
         if end is not None and end.tuned is not None:
             m = end.tuned
             bars.append(MixBar(name, m.median_ms, m.ci_low_ms, m.ci_high_ms, estimated=False, speedup=end.speedup))
-            notes[f"{name}: median of {counted_blocks([m])}; {end.sentence}."] = None
+            outputs = f"; {end.sentence}" if end.comparison is not None else ""
+            notes[f"{name}, measured: median of {counted_blocks([m])}{outputs}."] = None
     return MixesInfo(tuple(bars), tuple(notes))
 
 

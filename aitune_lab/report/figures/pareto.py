@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
     from .source import Source
 
+Box = tuple[float, float, float, float]
+SIDES = {"bottom right": (1, 17), "top right": (1, -9), "bottom left": (-1, 17), "top left": (-1, -9)}
+"""Where a label may stand beside its point: to the right (1) or left, and its baseline in pixels beneath the point."""
+
 
 @dataclass(frozen=True)
 class ParetoPoint:
@@ -138,6 +142,7 @@ def pareto(
             hoverinfo="skip",
         )
     )
+    sides = label_sides(info, 640, 300)
     for p in info.points:
         style = style_of(p.backend)
         drawn.add_trace(
@@ -146,8 +151,8 @@ def pareto(
                 y=[on_axis(p.relative_l2)],
                 name=label(p.label),
                 mode="markers+text",
-                text=[("<b>{}</b> ✓" if p.chosen else "{}").format(label(p.label, 36))],
-                textposition="bottom right",
+                text=[("<b>{}</b> ✓" if p.chosen else "{}").format(label(p.label, 36)) if sides[p.label] else ""],
+                textposition=sides[p.label] or "bottom right",
                 textfont={"size": 11, "color": colours.ink if p.front else colours.muted},
                 marker={
                     "symbol": style.symbol if p.right else "x",
@@ -193,6 +198,36 @@ def error_range(info: ParetoInfo) -> tuple[float, float]:
     values = [on_axis(p.relative_l2) for p in info.points] + ([on_axis(info.budget)] if info.budget > 0 else [])
     low, high = min(values, default=1e-8), max(values, default=1e-3)
     return 10 ** (math.floor(math.log10(low)) - 0.5), 10 ** (math.ceil(math.log10(high)) + 0.7)
+
+
+def label_sides(info: ParetoInfo, width: float, height: float) -> dict[str, str]:
+    """On which side of its point each label stands so that none covers another or a point; empty where there is no room.
+
+    The front's labels are placed first. `width` and `height` are of the plotting area, in pixels.
+    """
+    end, (low, high) = end_ms(info), error_range(info)
+    at = {
+        p.label: (p.median_ms / end * width, math.log(high / on_axis(p.relative_l2)) / math.log(high / low) * height)
+        for p in info.points
+    }
+    taken = [(x - 7, y - 7, x + 7, y + 7) for x, y in at.values()]
+    placed: dict[str, str] = {}
+    for p in sorted(info.points, key=lambda p: (not p.chosen, not p.front)):
+        x, y = at[p.label]
+        long = 6.4 * min(len(p.label) + 2 * p.chosen, 36)
+        placed[p.label] = ""
+        for side, (right, down) in SIDES.items():
+            left = x + 9 if right > 0 else x - 9 - long
+            box = (left, y + down - 10, left + long, y + down + 3)
+            if left >= 0 and box[2] <= width and not any(_overlap(box, other) for other in taken):
+                placed[p.label] = side
+                taken.append(box)
+                break
+    return placed
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def _point(

@@ -124,7 +124,7 @@ def timeline(source: Source, *, theme: Theme | ThemeName = "neutral") -> go.Figu
             marker={
                 "color": style.fill,
                 "line": {"color": style.edge, "width": 1},
-                "pattern": {"shape": PHASE_PATTERNS[phase], "fgcolor": style.hatch, "bgcolor": style.fill, "size": 6},
+                "pattern": {"shape": PHASE_PATTERNS[phase], "fillmode": "overlay", "fgopacity": 0.5, "size": 6},
             },
             hovertext=[
                 f"<b>{label(span.name)}</b><br>{phase} {part.end - part.start:.3g} s" for _, span, part in parts
