@@ -115,6 +115,14 @@ class Artifacts:
                 return None
         return Artifact(described["facts"], row.bytes)
 
+    def facts(self, row: ArtifactRow) -> Mapping[str, Any]:
+        """What was noted with an artifact; nothing if it is damaged."""
+        try:
+            facts: Mapping[str, Any] = json.loads((self.folder / row.folder / MANIFEST).read_bytes())["facts"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return facts
+
     def remove(self, row: ArtifactRow, *, unless_used_since: float | None = None) -> bool:
         """Forget an artifact, then delete its files; processes that took it out keep theirs. False if it was kept."""
         if not self._database.remove_artifact(row, unless_used_since=unless_used_since):

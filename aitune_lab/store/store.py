@@ -53,6 +53,17 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Item:
+    """An artifact: of which candidate, its size, when it was last used (seconds since the epoch), whether it is just now."""
+
+    key: str
+    label: str
+    bytes: int
+    used: float
+    in_use: bool
+
+
+@dataclass(frozen=True)
 class Collected:
     """What a collection removed. `kept_in_use` counts artifacts that were due, but are used by a live process."""
 
@@ -181,6 +192,14 @@ class Store:
             shared_bytes,
             work_bytes,
         )
+
+    def items(self) -> list[Item]:
+        """The artifacts, the one used last first."""
+        used = self._in_use()
+        return [
+            Item(row.key, str(self.artifacts.facts(row).get("label", "")), row.bytes, row.used, row.key in used)
+            for row in reversed(self.database.artifacts())
+        ]
 
     def collect(self, limit: int | None = None) -> Collected:
         """Remove what processes that died left behind, then what was unused for longest, until the limit holds.

@@ -18,7 +18,9 @@ from rich.console import Console
 
 from aitune_lab import cli
 from aitune_lab.capture.inspector import inspect
-from aitune_lab.cli import EXIT_CODES, load_target, main, make_parser, plan_of
+from aitune_lab.cli import EXIT_CODES, main, make_parser
+from aitune_lab.cli.targets import load_target
+from aitune_lab.cli.tune import plan_of
 from aitune_lab.errors import PlanError, TargetError
 from aitune_lab.report.terminal import inspection_blocks, print_blocks, progress_of
 from aitune_lab.schema import Candidate, Rule, StrategyConfig
@@ -95,7 +97,7 @@ def test_help_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixtu
         main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert "{demo,inspect,tune,bisect,show,doctor}" in text
+    assert "{demo,inspect,tune,bisect,show,cache,doctor}" in text
     assert EXIT_CODES.split(";")[0] in text
     for name in ("demo", "inspect", "tune", "show", "doctor"):
         with pytest.raises(SystemExit):
@@ -261,7 +263,7 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     def fail(name: str) -> Any:
         raise ZeroDivisionError("surprise")
 
-    monkeypatch.setattr(cli, "load_target", fail)
+    monkeypatch.setattr(cli.tune, "load_target", fail)
     assert main(["inspect", "targets:make"]) == 1
     assert capsys.readouterr().err == "unexpected error: ZeroDivisionError: surprise; --debug shows where\n"
 
