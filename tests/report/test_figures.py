@@ -21,6 +21,7 @@ import sample_runs as runs
 import aitune_lab as ait
 from aitune_lab.report import figures
 from aitune_lab.report.figures.difference import CEILING, FLOOR, on_axis
+from aitune_lab.report.figures.pareto import label_sides
 from aitune_lab.report.theme import (
     DARK_PAGE,
     LIGHT_PAGE,
@@ -76,7 +77,7 @@ def test_backends_differ_in_more_than_colour() -> None:
     assert style_of("from another package") == style_of("from another package")
     assert style_of("from another package") != style_of("eager")
     patterns = patterns_of(
-        [("inductor", "inductor"), ("inductor", "inductor[freezing]"), ("onnxruntime", "onnxruntime")]
+        [("inductor", "inductor[freezing]"), ("inductor", "inductor"), ("onnxruntime", "onnxruntime")]
     )
     assert patterns["inductor"] == patterns["onnxruntime"] == ""
     assert patterns["inductor[freezing]"]
@@ -221,6 +222,22 @@ def test_pareto_front() -> None:
     assert [point.label for point in info.front] == ["openvino", "onnxruntime", "eager"]
     assert info.without == ("inductor_aot",)
     assert [point.label for point in info.points][:2] == ["torchao", "tensorrt"]
+
+
+def test_labels_of_near_points_stand_apart() -> None:
+    near = [runs.trial(f"backend{i}", 1.0 + 0.002 * i, 1e-6) for i in range(7)]
+    far = runs.trial("openvino", 0.2, 5e-5)
+    run = runs.state(*near, far, choices=(runs.chosen(near[3]),))
+    sides = label_sides(figures.pareto_info(run), 640, 300)
+    # The chosen one has its label; each further one takes a free side, and the rest tell their names on hovering.
+    assert sides["backend3"]
+    assert sides["openvino"] == "bottom right"
+    used = [side for name, side in sides.items() if name.startswith("backend") and side]
+    assert len(used) == len(set(used)) <= 4
+    drawn = figures.pareto(run)
+    shown = {trace.name for trace in drawn.data if trace.text and trace.text[0]}
+    assert shown == {name for name, side in sides.items() if side}
+    assert all(trace.hovertext for trace in drawn.data if trace.name)
 
 
 def test_where_adds_up() -> None:
