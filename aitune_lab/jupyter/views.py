@@ -295,7 +295,8 @@ def candidate_table(state: SessionState, path: str, offered: Sequence[str] = ())
                 "latency": found["latency"],
                 "at": found["at"],
                 "speedup": found["speedup"],
-                "error": " ".join(part for part in (found["error_class"], found["error"]) if part),
+                "error": " ".join(part for part in (found["error_class"], found["error"]) if part)
+                or (found["status"].partition(":")[0] if found["pinnable"] == "no" else ""),
                 "tone": "good" if mark else "error" if found["pinnable"] == "no" else "",
                 "detail": "\n".join(part for part in (found["status"], logs.get(found["label"], "")) if part),
             }

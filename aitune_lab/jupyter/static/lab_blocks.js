@@ -20,9 +20,11 @@ export function drawBlock(page, block) {
       return h("h3", { class: "aitl-heading" }, block.text);
     case "facts":
       return h(
-        "dl",
-        { class: "aitl-facts" },
-        block.items.map((/** @type {{label: string, value: string}} */ item) => h("div", { class: "aitl-fact" }, h("dt", null, item.label), h("dd", null, item.value))),
+        "div",
+        { class: "aitl-facts", role: "list" },
+        block.items.map((/** @type {{label: string, value: string}} */ item) =>
+          h("div", { class: "aitl-fact", role: "listitem" }, h("span", { class: "aitl-fact-value" }, item.value), h("span", { class: "aitl-note" }, item.label)),
+        ),
       );
     case "progress":
       return drawProgress(block);
