@@ -165,12 +165,14 @@ def _figures_block(diff: RunDiff) -> Block:
     else:
         lines = [f"{counted(rest, 'other latency').replace('latencys', 'latencies')} without a change beyond noise"]
         lines.append(f"ratios are after over before with 95 % bounds; Holm over all of them at α = {ALPHA}")
-    return Block("Latencies that changed beyond noise", FIGURE_CHANGE_COLUMNS, rows, lines)
+    return Block("Latencies that changed beyond noise, or were disturbed", FIGURE_CHANGE_COLUMNS, rows, lines)
 
 
 def _machine(diff: RunDiff) -> str:
     if diff.machine is None:
         return ""
+    if times(diff.machine) == "1":
+        return "eager itself took as long in both runs (median over points)"
     return f"eager itself took {times(diff.machine)} times as long in the second run (median over points)"
 
 

@@ -80,12 +80,13 @@ def estimate(source: SessionState | TuneResult, mix: Mix, *, name: str = "") -> 
         savings = [part.saving for part in parts if part.saving is not None]
         latency = _sum([eager, *(_negative(saving) for saving in savings)])
         # A pass can't take less than the mix's own modules do.
-        least = sum(part.tuned.ms for part in parts if part.tuned is not None and not part.is_eager)
-        if latency.ms < least:
+        least = _sum(part.tuned for part in parts if part.tuned is not None and not part.is_eager)
+        if latency.ms < least.ms:
             notes.append(
                 "the modules' own times add up to more than the whole target's, so they were taken under other conditions"
             )
-            latency = Bounded(least, min(latency.low_ms, least), max(latency.high_ms, least))
+        ms, high = max(latency.ms, least.ms), max(latency.high_ms, least.ms)
+        latency = Bounded(ms, min(max(latency.low_ms, least.low_ms, 0.0), ms), high)
     if eager_source == "inspected":
         notes.append("the untuned time is that of a single pass, whose scatter is not known")
     return Estimate(

@@ -79,7 +79,9 @@ class Measured:
         """`all onnx: measured 3.20 ms (…) a pass, estimated 3.10 ms (…): as estimated; end to end …`."""
         head = f"{self.name}: " if self.name else ""
         if self.latency is None:
-            return f"{head}{self.end_to_end.sentence}"
+            guess = self.estimate.latency if self.estimate is not None else None
+            said = f"estimated {guess}, not measured; " if guess is not None else ""
+            return f"{head}{said}{self.end_to_end.sentence}"
         parts = f"{head}measured {self.latency} a pass"
         if self.estimate is not None and self.estimate.latency is not None and self.ratio is not None:
             fits = "as estimated" if self.as_estimated else f"{times(self.ratio)} times the estimate"

@@ -45,7 +45,7 @@ def _scripted():
 
 def tuned(*candidates: Candidate, plan: Plan | None = None, meter: Any = None, **options: Any) -> TuneResult:
     torch.manual_seed(0)
-    made = TuneOptions(backends=candidates, meter=meter or ScriptedMeter(), **options)
+    made = TuneOptions(backends=candidates, meter=meter or ScriptedMeter(), store="off", **options)
     return run(make_tuner(Pair().eval(), [torch.randn(2, 4)], plan or Plan(), made))
 
 
