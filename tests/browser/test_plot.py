@@ -34,6 +34,9 @@ def test_figures_follow_theme_and_updates_and_keep_zoom_and_legend(lab_page: Cal
     libraries = [frame for frame in lab.frames[before:] if len(frame) > 1_000_000]
     assert len(libraries) == 1, "plotly.js comes once, for however many plots"
 
+    assert page.locator(".modebar-btn").count() > 0
+    assert page.locator(".modebar-btn[data-title*='Share'], .modebar-btn[data-name*='Cloud']").count() == 0
+
     place = plots.first
     colour = "e => getComputedStyle(e.querySelector('.ytitle')).fill"
     light = place.evaluate(colour)

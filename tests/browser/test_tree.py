@@ -82,18 +82,18 @@ def test_the_keyboard_alone_finds_opens_and_pins_and_the_notebook_hears_nothing(
 
     keys(lab, "ArrowDown", "ArrowDown", "Enter")
     menu = lab.page.locator(".ait-menu")
-    menu.locator(".ait-item", has_text="onnxruntime").wait_for()
+    menu.locator(".ait-item-name", has_text="onnxruntime").wait_for()
     assert "One rule for all 12 copies" in menu.text_content()
     keys(lab, "Escape")
     menu.wait_for(state="detached")
     assert lab.page.evaluate("document.activeElement.className") == "ait-grid"
     keys(lab, "Enter")
-    menu.locator(".ait-item", has_text="onnxruntime").wait_for()
+    menu.locator(".ait-item-name", has_text="onnxruntime").wait_for()
     lab.shot("tree-menu-light")
     keys(lab, "ArrowDown", "Enter")
     focused(lab).locator(".ait-pinned").wait_for()
     keys(lab, "ArrowRight", "ArrowRight", "Enter")
-    menu.locator(".ait-item", has_text="tensorrt").click()
+    menu.locator(".ait-item-name", has_text="tensorrt").click()
     lab.page.locator(".ait-focused .ait-pinned", has_text="tensorrt").wait_for()
 
     sent, rules = kernel(lab, 2)

@@ -76,7 +76,7 @@ export function openMenu(host, anchor, about, asked, on) {
   function item(label, more, checked, pick) {
     const made = element(
       "div",
-      { class: "ait-item", role: "menuitemradio", "aria-checked": checked, tabindex: -1 },
+      { class: "ait-item", role: "menuitemradio", "aria-checked": String(checked), tabindex: -1 },
       element("span", { class: "ait-item-mark" }, ...(checked ? [icon("check")] : [])),
       element("span", { class: "ait-item-name" }, label),
     );

@@ -43,7 +43,21 @@ function loaded(source) {
   holder.came(made.exports);
 }
 
-/** The figure with the theme's colours where it sets none. @param {Figure} figure @param {HTMLElement} at */
+/** Greys of figures that are drawn for any page (the theme "neutral" of aitune_lab.report.theme). */
+const NEUTRAL = { ink: "#767676", muted: "#777777", line: "#808080", grid: "rgba(128,128,128,0.22)" };
+
+/** A copy of a figure with other colours for those greys. @param {Figure} figure @param {typeof NEUTRAL} colours */
+function recoloured(figure, colours) {
+  const other = new Map(Object.entries(NEUTRAL).map(([name, grey]) => [grey, colours[/** @type {"ink"} */ (name)]]));
+  return /** @type {Figure} */ (
+    JSON.parse(JSON.stringify(figure), (_, value) => {
+      if (typeof value !== "string") return value;
+      return other.get(value) ?? value.replace(/(?<=<span style='color:)#[0-9a-f]{6}/g, (grey) => other.get(grey) ?? grey);
+    })
+  );
+}
+
+/** The figure with the theme's colours where it sets none or a neutral grey. @param {Figure} figure @param {HTMLElement} at */
 function themed(figure, at) {
   const style = getComputedStyle(at);
   const colour = (/** @type {string} */ name, /** @type {string} */ otherwise) =>
@@ -52,7 +66,7 @@ function themed(figure, at) {
   const muted = colour("--jp-ui-font-color2", "#666");
   const line = colour("--jp-border-color2", "#ddd");
   const ground = colour("--jp-layout-color1", "#fff");
-  const { data, layout } = structuredClone(figure);
+  const { data, layout } = recoloured(figure, { ink: text, muted, line: colour("--jp-border-color0", "#888"), grid: line });
   const font = { color: text, family: colour("--jp-ui-font-family", "system-ui, sans-serif"), size: 12 };
   const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, tickfont: { color: muted }, automargin: true };
   const axes = Object.keys(layout).filter((name) => /^[xy]axis\d*$/.test(name));
@@ -90,7 +104,9 @@ export default {
   },
   /** @param {{model: Model, el: HTMLElement}} context */
   render({ model, el }) {
-    const config = { displaylogo: false, showTips: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+    // Plotly's own button for sharing would send the figure to a server.
+    const offline = { showSendToCloud: false, plotlyServerURL: "" };
+    const config = { ...offline, displaylogo: false, showTips: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
     const place = document.createElement("div");
     place.className = "ait-plot";
     place.setAttribute("role", "img");
