@@ -53,7 +53,7 @@ LONG = (
 )
 PAD = 16
 """Sentences are padded to a multiple of this many tokens, as servers do, so that few lengths occur."""
-CANDIDATES = ("onnxruntime", "inductor")
+CANDIDATES = ("openvino", "onnxruntime", "inductor")
 """Backends that the demo tries, the cheapest first."""
 
 
