@@ -28,7 +28,7 @@ def latency_picture(info: LatencyInfo) -> Picture:
     to_x = _linear(info.end_ms)
     bottom = TOP + ROW * len(info.bars)
     _axis(picture, ticks(info.end_ms), to_x, bottom, "milliseconds a call")
-    patterns = patterns_of((bar.backend, bar.label) for bar in info.bars)
+    patterns = patterns_of((bar.backend, bar.label) for bar in info.timed)
     for row, bar in enumerate(info.bars):
         y = TOP + ROW * row
         _name(picture, y, bar.label, bar.figures if bar.median_ms is not None else "", bar.chosen)

@@ -39,7 +39,7 @@ class Theme:
 
 THEMES: dict[ThemeName, Theme] = {
     # Mid-grey is equally far from white and from black: for a page that isn't known.
-    "neutral": Theme("neutral", "#767676", "#767676", "#808080", "rgba(128,128,128,0.22)"),
+    "neutral": Theme("neutral", "#767676", "#777777", "#808080", "rgba(128,128,128,0.22)"),
     "light": Theme("light", "#1f2328", "#59636e", "#6e7781", "rgba(31,35,40,0.10)"),
     "dark": Theme("dark", "#e6e8eb", "#a2a9b1", "#8b949e", "rgba(230,232,235,0.14)"),
 }

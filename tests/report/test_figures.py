@@ -6,6 +6,7 @@ import builtins
 import itertools
 import json
 import math
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import sample_runs as runs
 
+import aitune_lab
 import aitune_lab as ait
 from aitune_lab.report import figures
 from aitune_lab.report.figures.difference import CEILING, FLOOR, on_axis
@@ -70,6 +72,15 @@ def test_text_reads_on_its_page() -> None:
         assert contrast(getattr(THEMES["dark"], tone), DARK_PAGE) >= 4.5
         # One grey can't have 4.5 on both; this is the best there is.
         assert min(contrast(getattr(THEMES["neutral"], tone), page) for page in (LIGHT_PAGE, DARK_PAGE)) >= 4.1
+
+
+def test_the_notebook_knows_the_greys_that_it_replaces() -> None:
+    script = Path(aitune_lab.__file__).with_name("jupyter") / "static/plot.js"
+    line = next(line for line in script.read_text(encoding="utf-8").splitlines() if line.startswith("const NEUTRAL"))
+    known = dict(re.findall(r'(\w+): "([^"]+)"', line))
+    assert known == {tone: getattr(THEMES["neutral"], tone) for tone in ("ink", "muted", "line", "grid")}
+    drawn = figures.latency(runs.recorded("success"))
+    assert f"<span style='color:{known['muted']};" in drawn.layout.yaxis.ticktext[0]
 
 
 def test_backends_differ_in_more_than_colour() -> None:

@@ -11,7 +11,7 @@ from ...measure.judge import default_budget
 from ...schema import ErrorClass, Point
 from ...tuning.strategies.words import error, times
 from ..theme import Theme, ThemeName, style_of, theme_of
-from .draw import figure, graph_objects, label, saying, short
+from .draw import figure, graph_objects, label, row_axis, saying, short
 from .source import EAGER, Selected, point_of, select, state_of
 
 if TYPE_CHECKING:
@@ -218,10 +218,7 @@ def difference(
     )
     if info.budget > 0:
         drawn.add_vline(x=on_axis(info.budget), line={"color": colours.ink, "width": 1.4, "dash": "dash"})
-    ticks = [_tick(info.name_of(row), row, colours) for row in info.rows]
-    drawn.update_yaxes(
-        autorange="reversed", tickmode="array", tickvals=names, ticktext=ticks, gridcolor=colours.grid, type="category"
-    )
+    row_axis(drawn, names, [(info.name_of(row), row.figures, row.chosen) for row in info.rows], colours, grid=True)
     drawn.update_xaxes(
         type="log",
         range=[math.log10(bound) for bound in axis_range(info)],
@@ -241,12 +238,6 @@ def axis_range(info: DifferenceInfo) -> tuple[float, float]:
         values.append(on_axis(info.budget))
     low, high = (min(values, default=1e-8), max(values, default=1e-3))
     return 10 ** (math.floor(math.log10(low)) - 0.5), 10 ** (math.ceil(math.log10(high)) + 0.5)
-
-
-def _tick(name: str, row: Difference, theme: Theme) -> str:
-    shown = label(name, 44)
-    head = f"<b>{shown}</b> ✓" if row.chosen else shown
-    return f"{head} <br><span style='color:{theme.muted};font-size:11px'>{label(row.figures)}</span> "
 
 
 def _hover(row: Difference) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MissingDependency, install_command
@@ -114,6 +114,36 @@ def figure(
         yaxis=axis,
     )
     return drawn
+
+
+def row_axis(
+    drawn: go.Figure, keys: Sequence[str], rows: Sequence[tuple[str, str, bool]], theme: Theme, *, grid: bool = False
+) -> None:
+    """Rows from the top down, each named with its figures beneath.
+
+    Args:
+        drawn: the figure.
+        keys: the rows' values on the y axis.
+        rows: for each its name and figures, both untrusted, and whether it is the chosen one.
+        theme: the figure's.
+        grid: whether rows have lines.
+    """
+    texts = []
+    for name, figures, chosen in rows:
+        shown = label(name, 44)
+        head = f"<b>{shown}</b> ✓" if chosen else shown
+        # The opacity undoes that of the line above, where a page's colours aren't solid.
+        style = f"color:{theme.muted};fill-opacity:1;font-size:11px"
+        texts.append(f"{head} <br><span style='{style}'>{label(figures)}</span> " if figures else f"{head} ")
+    drawn.update_yaxes(
+        type="category",
+        autorange="reversed",
+        tickmode="array",
+        tickvals=list(keys),
+        ticktext=texts,
+        tickfont={"color": theme.ink},
+        showgrid=grid,
+    )
 
 
 def note(drawn: go.Figure, text: str, *, x: Any, y: Any, theme: Theme, hover: str = "", **options: Any) -> None:

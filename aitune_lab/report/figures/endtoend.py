@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...schema import Measurement
 from ...tuning.strategies.words import error, milliseconds, times
 from ..theme import STYLES, Theme, ThemeName, theme_of
-from .draw import figure, label, saying
+from .draw import figure, label, row_axis, saying
 from .source import EAGER, counted_blocks, end_to_end_of, state_of
 
 if TYPE_CHECKING:
@@ -122,11 +122,7 @@ def end_to_end(source: Source, *, theme: Theme | ThemeName = "neutral") -> go.Fi
         hovertext=[str(bar.measured) if bar.measured is not None else milliseconds(bar.ms) for bar in info.bars],
         hoverinfo="text",
     )
-    ticks = [
-        f"{name} <br><span style='color:{colours.muted};font-size:11px'>{milliseconds(bar.ms)}</span> "
-        for name, bar in zip(names, info.bars, strict=True)
-    ]
-    drawn.update_yaxes(autorange="reversed", tickmode="array", tickvals=names, ticktext=ticks, showgrid=False)
+    row_axis(drawn, names, [(bar.name, milliseconds(bar.ms), False) for bar in info.bars], colours)
     drawn.update_xaxes(range=[0, end_ms(info)], title={"text": "milliseconds a pass over the data"})
     return drawn
 

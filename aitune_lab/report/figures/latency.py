@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...schema import Measurement, Point, Trial
 from ...tuning.strategies.words import milliseconds, times
 from ..theme import Theme, ThemeName, patterns_of, style_of, theme_of
-from .draw import figure, label, note, saying, short
+from .draw import figure, label, note, row_axis, saying, short
 from .source import EAGER, Selected, counted_blocks, point_of, select, state_of
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def latency(
         return saying(info.title, info.caption[0], theme=theme, revision=revision)
     colours = theme_of(theme)
     drawn = figure(info.title, info.caption, theme=theme, revision=revision, height=ROW_PIXELS * len(info.bars))
-    patterns = patterns_of((bar.backend, bar.label) for bar in info.bars)
+    patterns = patterns_of((bar.backend, bar.label) for bar in info.timed)
     names = [label(bar.label) for bar in info.bars]
     styles = [style_of(bar.backend) for bar in info.bars]
     drawn.add_bar(
@@ -170,7 +170,7 @@ def latency(
             "opacity": [0.45 if bar.wrong or bar.disturbed else 1.0 for bar in info.bars],
             "line": {"color": [style.edge for style in styles], "width": 1.2},
             "pattern": {
-                "shape": [patterns[bar.label] for bar in info.bars],
+                "shape": [patterns.get(bar.label, "") for bar in info.bars],
                 "fillmode": "overlay",
                 "fgopacity": 0.5,
                 "size": 7,
@@ -191,10 +191,8 @@ def latency(
     for bar, name in zip(info.bars, names, strict=True):
         if bar.median_ms is None:
             note(drawn, short(bar.figures, 96), x=0, y=name, theme=colours, hover=label(bar.problem), xshift=4)
-    ticks = [_tick(bar, colours) for bar in info.bars]
-    drawn.update_yaxes(
-        autorange="reversed", tickmode="array", tickvals=names, ticktext=ticks, showgrid=False, type="category"
-    )
+    rows = [(bar.label, bar.figures if bar.median_ms is not None else "", bar.chosen) for bar in info.bars]
+    row_axis(drawn, names, rows, colours)
     drawn.update_xaxes(range=[0, info.end_ms], title={"text": "milliseconds a call"}, zeroline=True)
     return drawn
 
@@ -232,14 +230,6 @@ def _timed(bar: LatencyBar, measured: Measurement, beside: Measurement | None = 
         measured=measured,
         disturbed=disturbed,
     )
-
-
-def _tick(bar: LatencyBar, theme: Theme) -> str:
-    name = label(bar.label, 44)
-    head = f"<b>{name}</b> ✓" if bar.chosen else name
-    if bar.median_ms is None:
-        return f"{head} "
-    return f"{head} <br><span style='color:{theme.muted};font-size:11px'>{label(bar.figures)}</span> "
 
 
 def _hover(bar: LatencyBar) -> str:

@@ -10,7 +10,7 @@ from ...tuning.endtoend import EndToEnd
 from ...tuning.mixes import Estimate
 from ...tuning.strategies.words import milliseconds, times
 from ..theme import STYLES, Style, Theme, ThemeName, theme_of
-from .draw import figure, label, note, saying, short
+from .draw import figure, label, note, row_axis, saying, short
 from .endtoend import AFTER, BEFORE
 from .source import counted_blocks
 
@@ -152,14 +152,7 @@ def mixes(
     for bar, row in zip(info.bars, rows, strict=True):
         if bar.ms is None:
             note(drawn, short(bar.figures, 96), x=0, y=row, theme=colours, hover=label(bar.problem), xshift=4)
-    ticks = [
-        f"{label(bar.name, 40)} <br><span style='color:{colours.muted};font-size:11px'>{label(bar.figures)}</span> "
-        if bar.ms is not None
-        else f"{label(bar.name, 40)} "
-        for bar in info.bars
-    ]
-    drawn.update_yaxes(
-        autorange="reversed", tickmode="array", tickvals=rows, ticktext=ticks, showgrid=False, type="category"
-    )
+    named = [(bar.name, bar.figures if bar.ms is not None else "", False) for bar in info.bars]
+    row_axis(drawn, rows, named, colours)
     drawn.update_xaxes(range=[0, info.end_ms], title={"text": "milliseconds a pass over the data"})
     return drawn
