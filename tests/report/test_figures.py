@@ -6,7 +6,6 @@ import builtins
 import itertools
 import json
 import math
-import re
 import shutil
 import sys
 from dataclasses import replace
@@ -19,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import sample_runs as runs
 
-import aitune_lab
 import aitune_lab as ait
 from aitune_lab.report import figures
 from aitune_lab.report.figures.difference import CEILING, FLOOR, on_axis
@@ -74,13 +72,12 @@ def test_text_reads_on_its_page() -> None:
         assert min(contrast(getattr(THEMES["neutral"], tone), page) for page in (LIGHT_PAGE, DARK_PAGE)) >= 4.1
 
 
-def test_the_notebook_knows_the_greys_that_it_replaces() -> None:
-    script = Path(aitune_lab.__file__).with_name("jupyter") / "static/plot.js"
-    line = next(line for line in script.read_text(encoding="utf-8").splitlines() if line.startswith("const NEUTRAL"))
-    known = dict(re.findall(r'(\w+): "([^"]+)"', line))
-    assert known == {tone: getattr(THEMES["neutral"], tone) for tone in ("ink", "muted", "line", "grid")}
+def test_the_neutral_tones_can_be_told_apart_and_replaced() -> None:
+    # The notebook's plot puts the page's colours in their place.
+    theme = THEMES["neutral"]
+    assert len({theme.ink, theme.muted, theme.line, theme.grid}) == 4
     drawn = figures.latency(runs.recorded("success"))
-    assert f"<span style='color:{known['muted']};" in drawn.layout.yaxis.ticktext[0]
+    assert f"<span style='color:{theme.muted};" in drawn.layout.yaxis.ticktext[0]
 
 
 def test_backends_differ_in_more_than_colour() -> None:
