@@ -36,7 +36,7 @@ def quantize_file(path: Path, scheme: str) -> int:
             model, kind = _dynamic(model, path), "MatMulInteger"
         else:
             model, kind = _weights_only(model), "MatMulNBits"
-        count = sum(node.op_type == kind for node in model.graph.node)
+        count: int = sum(node.op_type == kind for node in model.graph.node)
         if not count:
             raise Refused("no product with constant weights was found that can run in 8 bits")
         path.write_bytes(model.SerializeToString())

@@ -1,6 +1,7 @@
-"""For tests of aitune_lab and of backends: a scripted backend, a scripted meter and clock, tiny models."""
+"""For tests of aitune_lab and of backends: contract tests, a scripted backend, a scripted meter and clock, tiny models."""
 
 from .clock import ScriptedClock
+from .contract import BackendContract
 from .scripted import (
     ScriptedBackend,
     ScriptedConfig,
@@ -12,6 +13,7 @@ from .scripted import (
 )
 
 __all__ = [
+    "BackendContract",
     "ScriptedBackend",
     "ScriptedClock",
     "ScriptedConfig",

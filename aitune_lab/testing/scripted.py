@@ -67,6 +67,9 @@ class ScriptedBackend(Backend):
     def candidates(self, signature: Signature, module: torch.nn.Module) -> list[Candidate]:
         return [self.candidate()]
 
+    def weight_copies(self) -> int:
+        return 0 if self.config.weights == "live" else 1
+
     def build(self, job: BuildJob) -> Executable:
         if self.config.fails_at == "build":
             raise RuntimeError("scripted failure at build")
