@@ -207,13 +207,13 @@ def _can_be_imported(name: str) -> bool:
     file = getattr(module, "__file__", None)
     parts = name.split(".")
     path: Any = None
-    origin: str | None = None
+    origin: str | None = None  # stays so for what is built or frozen into the interpreter
     for count in range(1, len(parts) + 1):
         spec = _spec(".".join(parts[:count]), path)
         if spec is None:  # a submodule without a file is made by its package
             return count > 1 and file is None
-        path, origin = spec.submodule_search_locations, spec.origin
-    return file in (None, origin)
+        path, origin = spec.submodule_search_locations, spec.origin if spec.has_location else None
+    return file is None or origin in (None, file)
 
 
 def _spec(name: str, path: Any) -> importlib.machinery.ModuleSpec | None:

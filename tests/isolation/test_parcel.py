@@ -16,7 +16,7 @@ from faults import faulty, job_for
 from torch import nn
 
 from aitune_lab.capture.structure import flatten, unflatten_call
-from aitune_lab.isolation.parcel import Outbox, Unsendable, unpack
+from aitune_lab.isolation.parcel import Outbox, Unsendable, _can_be_imported, unpack
 from aitune_lab.schema import Candidate
 from aitune_lab.testing import install_scripted
 
@@ -124,3 +124,14 @@ def test_what_cannot_be_sent_is_named(outbox: Outbox, empty: Path) -> None:
     with pytest.raises(Unsendable, match=r"^attribute '1\.guard' can't be sent to another process \(cannot pickle"):
         outbox.pack(job_for(net, empty, faulty(), X))
     assert not list(outbox.folder.glob("[0-9]*"))
+
+
+def test_only_what_cannot_be_imported_is_sent_by_value() -> None:
+    for name in ("abc", "sys", "collections.abc", "torch.nn.modules.linear", "aitune_lab.schema", "faults", "numpy"):
+        assert _can_be_imported(name), name
+    sys.modules["made_by_hand"] = made = types.ModuleType("made_by_hand")
+    made.__file__ = "somewhere.py"
+    try:
+        assert not _can_be_imported("made_by_hand")
+    finally:
+        del sys.modules["made_by_hand"]
