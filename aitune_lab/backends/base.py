@@ -173,6 +173,10 @@ class Backend(ABC):
         """The relative error that this config typically comes to by computing below the module's dtype; 0 if it doesn't."""
         return 0.0
 
+    def weight_copies(self) -> int:
+        """How many copies of the module's weights its executables hold: 0 for those that read the live ones."""
+        return 1
+
     @abstractmethod
     def build(self, job: BuildJob) -> Executable:
         """Build the candidate. Raises Refused with a sentence, or any error of the backend."""

@@ -35,5 +35,8 @@ class TorchEagerBackend(Backend):
     def candidates(self, signature: Signature, module: nn.Module) -> list[Candidate]:
         return [self.candidate()]
 
+    def weight_copies(self) -> int:
+        return 0
+
     def build(self, job: BuildJob) -> Executable:
         return Executable(job.original, flat=False, live_weights=True)

@@ -104,6 +104,9 @@ class TorchInductorJitBackend(Backend):
             return proposed if importlib.util.find_spec("triton") else []
         return [TorchInductorJitBackend(freezing=True).candidate(), plain]
 
+    def weight_copies(self) -> int:
+        return 1 if self.config.freezing else 0
+
     def build(self, job: BuildJob) -> Executable:
         config = self.config
         compiled = _Compiled(job, config)

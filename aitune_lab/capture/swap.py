@@ -82,7 +82,7 @@ def kept(module: torch.nn.Module) -> Any:
 
 def is_ours(value: Any) -> bool:
     """Whether something in a module's `__dict__` was put there by `swap` or `keep`."""
-    return isinstance(value, (SwappedMethod, _CopyHook, _RefuseReplicas, _Kept))
+    return isinstance(value, (SwappedMethod, _CopyHook, _RefuseReplicas, _RefuseCopies, _Kept))
 
 
 class _Lifted:
@@ -132,6 +132,22 @@ class _RefuseReplicas:
 
     def __call__(self) -> Any:
         raise TargetError("nn.DataParallel cannot replicate a tuned module: call aitune_lab.unwrap(target) first")
+
+
+class _RefuseCopies:
+    """An instance entry in place of a copy protocol, for a module that can't be copied any more."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __call__(self, *_: Any) -> Any:
+        raise TargetError(self.reason)
+
+
+def refuse_copies(module: torch.nn.Module, reason: str) -> None:
+    """Let copies and pickles of a module raise TargetError with the reason, for good."""
+    for name in ("__reduce_ex__", "__deepcopy__"):
+        module.__dict__[name] = _RefuseCopies(reason)
 
 
 def _slot(module: torch.nn.Module, method: str) -> str:

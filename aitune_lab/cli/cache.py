@@ -9,6 +9,7 @@ from dataclasses import asdict
 from ..errors import PlanError
 from ..store.home import cache_dir
 from ..store.store import Collected, Item, Store, Usage
+from ..tuning.strategies.words import size
 from .output import say
 
 
@@ -63,11 +64,3 @@ def _collected(collected: Collected, usage: Usage) -> str:
     what = ", ".join(f"{count} {name}" for count, name in removed if count) or "nothing"
     kept = f"; {collected.kept_in_use} artifacts stay, as running processes use them" if collected.kept_in_use else ""
     return f"removed {what}, {size(collected.freed_bytes)}; {size(usage.bytes)} are left{kept}"
-
-
-def size(amount: int) -> str:
-    """`1.2 GB`, `35 MB`, `800 B`."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if amount >= factor:
-            return f"{amount / factor:.3g} {unit}"
-    return f"{amount} B"

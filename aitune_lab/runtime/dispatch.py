@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 import warnings
@@ -21,7 +20,9 @@ from ..errors import AituneWarning, SignatureMiss
 from ..schema import OpaqueLeaf, Signature, TensorLeaf, ValueLeaf, leaf_label
 from . import ranges
 from .codegen import FILENAME, FunctionWriter
+from .counter import Counter
 from .guard import TensorCheck
+from .originals import Dropped, Originals, Parked
 from .weights import WeightWatch, content_digest
 
 if TYPE_CHECKING:
@@ -49,24 +50,6 @@ def _warn(message: str) -> None:
 
 
 _BETWEEN = (__name__.partition(".")[0], "torch", "accelerate")
-
-
-class Counter:
-    """Counts calls exactly from any thread for 0.05 µs each (`next` of an `itertools.count` is atomic)."""
-
-    def __init__(self) -> None:
-        self.count = itertools.count()
-        self._reads = 0
-        self._lock = threading.Lock()
-
-    def value(self) -> int:
-        with self._lock:
-            self._reads += 1
-            return next(self.count) - self._reads + 1
-
-    def reset(self) -> None:
-        with self._lock:
-            self._reads = next(self.count) + 1
 
 
 @dataclass
@@ -106,10 +89,16 @@ class MethodDispatch:
         *,
         on_miss: Literal["original", "error"] = "original",
         weights: Literal["watched", "frozen"] = "watched",
+        originals: Originals = "device",
     ) -> None:
         self.module, self.method, self.name, self.on_miss = module, method, name, on_miss
         self.original = original_method(module, method)
         self.form = CallForm(self.original)
+        self.originals = originals
+        if originals == "cpu":
+            self.original = Parked(module, self.original)
+        elif originals == "drop":
+            self.original = Dropped(name, [item.signature for item in installed])
         self.entries = [Entry(item) for item in installed]
         for entry in self.entries:
             entry.reset_counts()
@@ -121,9 +110,12 @@ class MethodDispatch:
         by_address = any(item.executable.moved is not None for item in installed)
         state = {name for item in installed for name in item.signature.facts.state}
         self.watch = (
-            WeightWatch(module, values=baked, addresses=by_address, state=state) if weights == "watched" else None
+            WeightWatch(module, values=baked, addresses=by_address, state=state)
+            if weights == "watched" and originals == "device"
+            else None
         )
-        self._weights = [*module.parameters(), *module.buffers()]
+        # Those that are to be freed must not be held.
+        self._weights = [*module.parameters(), *module.buffers()] if originals != "drop" else []
         for entry in self.entries:
             if self.watch is not None and not entry.installed.executable.live_weights:
                 entry.digest = content_digest(module)
@@ -331,9 +323,10 @@ class MethodDispatch:
         if self.on_miss == "error" or number < EXPLAINED_MISSES:
             reason = self.explain(args, kwargs)
             if self.on_miss == "error":
+                otherwise = "originals='cpu'" if self.originals == "drop" else "on_miss='original'"
                 raise SignatureMiss(
                     f"{self.name}: the call fits no tuned signature: {reason}. Tuned: {self.signatures()}. "
-                    "Tune with data of this kind, or with on_miss='original'"
+                    f"Tune with data of this kind, or with {otherwise}"
                 )
             with self._lock:
                 if len(self.to_original) < MAX_REASONS or reason in self.to_original:

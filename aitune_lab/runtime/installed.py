@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -14,8 +14,10 @@ from ..backends.base import BuildJob, Executable
 from ..capture.interrupts import guarded
 from ..capture.swap import SwappedMethod, keep, kept, restore, swap
 from ..capture.tree import modules_of
+from ..errors import TargetError
 from ..schema import Choice, Plan, Signature, Trial
 from .dispatch import MethodDispatch
+from .originals import Originals, Parked, bytes_of, drop_weights, weights_of, why_needed
 
 
 @dataclass
@@ -55,10 +57,13 @@ def prepare(
     *,
     on_miss: Literal["original", "error"] = "original",
     weights: Literal["watched", "frozen"] = "watched",
+    originals: Originals = "device",
 ) -> Installed:
     """Generate the dispatch without changing the module. Raises what makes it impossible."""
     name = f"{type(module).__name__} {path!r}" if path else type(module).__name__
-    dispatch = MethodDispatch(module, method, name, list(entries), on_miss=on_miss, weights=weights)
+    dispatch = MethodDispatch(
+        module, method, name, list(entries), on_miss=on_miss, weights=weights, originals=originals
+    )
     return Installed(path, module, method, list(entries), plan, dispatch)
 
 
@@ -83,9 +88,10 @@ def install_all(prepared: Sequence[Installed]) -> None:
                 if old is not None:
                     _attach(old)
             raise
+        kept = {id(entry.executable) for item in prepared for entry in item.entries}
         for old in before:
             if old is not None:
-                _close(old)
+                _close(old, kept)
 
 
 def _attach(item: Installed) -> None:
@@ -95,13 +101,63 @@ def _attach(item: Installed) -> None:
 
 def _detach(item: Installed) -> None:
     item.dispatch.uninstall()
+    if isinstance(item.dispatch.original, Parked):
+        item.dispatch.original.bring_back()
     others = {method: held for method, held in _held(item.module).items() if held is not item}
     keep(item.module, others or None)
 
 
-def _close(item: Installed) -> None:
+def _close(item: Installed, kept: Collection[int] = ()) -> None:
+    """Free its executables, but for those that are used elsewhere, by `id`."""
     for entry in item.entries:
-        entry.executable.close()
+        if id(entry.executable) not in kept:
+            entry.executable.close()
+
+
+def release_originals(target: Any, installed: Sequence[Installed], originals: Originals) -> dict[str, str]:
+    """Move the weights of tuned modules to the host, or free them; gives why some stay where they are, by path.
+
+    Calls that executables answer go on as before. Changes of the weights are not noticed any more.
+    """
+    refused: dict[str, str] = {}
+    groups: dict[int, list[Installed]] = {}
+    for item in installed:
+        groups.setdefault(id(item.module), []).append(item)
+    for items in groups.values():
+        module, path = items[0].module, items[0].path
+        reasons = [
+            f"{entry.choice.candidate.label}: {why}"
+            for item in items
+            for entry in item.entries
+            if (why := why_needed(entry.executable))
+        ]
+        if originals == "cpu" and (other := _shares_weights(target, module)) is not None:
+            reasons.append(f"{other or '(model)'} uses some of them too")
+        if reasons:
+            refused[path] = reasons[0]
+            continue
+        on_miss = "error" if originals == "drop" else items[0].dispatch.on_miss
+        made = [
+            prepare(module, item.method, path, item.entries, item.plan, on_miss=on_miss, originals=originals)
+            for item in items
+        ]
+        install_all(made)
+        for item in made:
+            if isinstance(item.dispatch.original, Parked):
+                item.dispatch.original.park()
+        if originals == "drop":
+            drop_weights(module, made[0].dispatch.name)
+    return refused
+
+
+def _shares_weights(target: Any, module: torch.nn.Module) -> str | None:
+    """The path of a module outside of a module that holds one of its weights itself."""
+    own, inside = weights_of(module), {id(child) for child in module.modules()}
+    for path, other in modules_of(target).items():
+        tensors = (*other.parameters(recurse=False), *other.buffers(recurse=False))
+        if id(other) not in inside and any(id(tensor) in own for tensor in tensors):
+            return path
+    return None
 
 
 def installed_in(target: Any) -> list[Installed]:
@@ -110,9 +166,19 @@ def installed_in(target: Any) -> list[Installed]:
 
 
 def uninstall_all(target: Any) -> None:
-    """Take everything back exactly: the target is as it was before tuning."""
+    """Take everything back exactly: the target is as it was before tuning.
+
+    Raises TargetError, and takes nothing back, if weights were dropped.
+    """
+    installed = installed_in(target)
+    for item in installed:
+        if item.dispatch.originals == "drop":
+            raise TargetError(
+                f"{item.dispatch.name} can't be unwrapped: its weights were dropped after tuning (originals='drop'); "
+                "make the model anew"
+            )
     with guarded():
-        for item in installed_in(target):
+        for item in installed:
             _detach(item)
             _close(item)
 
@@ -217,6 +283,9 @@ class Stats:
 
     signatures: tuple[SignatureStats, ...]
     methods: tuple[MethodStats, ...]
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    """What tuned modules and executables hold, in bytes, by owner: `originals` are the modules' own weights (on whatever
+    device, none if they were dropped), the others are candidates with what their executables hold beside them."""
 
     @property
     def dispatched(self) -> int:
@@ -236,6 +305,9 @@ class Stats:
             lines.append(f"{s.path or '(model)'}{s.signature}: {calls} by {s.candidate}{extra}{state}")
         for m in self.methods:
             lines.extend(f"{m.path or '(model)'}: {n} by the original: {reason}" for reason, n in m.to_original.items())
+        if len(self.memory_bytes) > 1:
+            shares = (f"{owner} {amount / 1e6:.1f} MB" for owner, amount in self.memory_bytes.items())
+            lines.append(f"memory: {', '.join(shares)}")
         return "\n".join(lines) or "nothing but eager runs here: not tuned, or eager was kept everywhere"
 
 
@@ -260,4 +332,17 @@ def stats(target: Any) -> Stats:
         methods.append(
             MethodStats(item.path, item.method, item.dispatch.misses.value(), dict(item.dispatch.to_original))
         )
-    return Stats(tuple(signatures), tuple(methods))
+    return Stats(tuple(signatures), tuple(methods), _memory(target))
+
+
+def _memory(target: Any) -> dict[str, int]:
+    installed = installed_in(target)
+    if not installed:
+        return {}
+    held = {"originals": bytes_of([item.module for item in installed])}
+    for item in installed:
+        for entry in item.entries:
+            label, amount = entry.choice.candidate.label, entry.executable.memory_bytes
+            if amount:
+                held[label] = held.get(label, 0) + amount
+    return held

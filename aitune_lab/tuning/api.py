@@ -16,11 +16,13 @@ from ..capture.signature import DynamicShapes
 from ..capture.tree import find_modules, modules_of, tuned_methods
 from ..errors import TargetError
 from ..runtime.installed import installed_in, uninstall_all
+from ..runtime.originals import Originals
 from ..schema import Event, Plan, Rule, StrategyConfig
 from .cut import checked_modules
 from .options import BackendLike, TuneOptions
 from .planfile import read_plan
 from .progress import line
+from .recall import StoreLike
 from .result import TuneResult
 from .session import journaled
 from .strategies import Strategy, strategy_of
@@ -117,6 +119,10 @@ def tune(
     weights: Literal["watched", "frozen"] = "watched",
     metric: Callable[..., Any] | None = None,
     end_to_end: bool = True,
+    memory_limit: int | None = None,
+    originals: Originals = "device",
+    store: StoreLike = "auto",
+    retry: bool = False,
     dry_run: bool = False,
     progress: bool | Callable[[Event], None] = True,
 ) -> TuneResult:
@@ -143,6 +149,13 @@ def tune(
         metric: `metric(outputs)` or `metric(eager_outputs, tuned_outputs)`, which gives a number; shown beside the
             comparison of the whole target. Outputs are a list with what the target returned for each item.
         end_to_end: compare and time the tuned target as a whole (at most two passes over the data and a few seconds).
+        memory_limit: bytes that the target's weights and executables may take together; a candidate that would need
+            more is refused with its figures.
+        originals: where the weights of tuned modules are afterwards. `"cpu"` moves them to the host and back for each
+            call that no executable answers; `"drop"` frees them, and such a call raises SignatureMiss.
+        store: where trials are kept and looked up, so that nothing is computed twice: `"auto"` is the cache folder,
+            None is nowhere.
+        retry: try again what failed in earlier runs, or never finished.
         dry_run: say what would be tried, and try nothing.
         progress: print lines to stderr as things happen, or a function that gets every event.
 
@@ -154,6 +167,8 @@ def tune(
     held = plan if isinstance(plan, Plan) else read_plan(plan) if plan is not None else Plan()
     if strategy is not None:
         held = replace(held, strategy=strategy_of(strategy).config())
+    if memory_limit is not None:
+        held = replace(held, limits=replace(held.limits, memory_bytes=memory_limit))
     if device is not None:
         target, data = _moved(target, data, torch.device(device))
     options = TuneOptions(
@@ -166,6 +181,9 @@ def tune(
         weights=weights,
         metric=metric,
         end_to_end=end_to_end,
+        originals=originals,
+        store=store,
+        retry=retry,
         dry_run=dry_run,
     )
     tuner = make_tuner(target, data, held, options)

@@ -12,6 +12,7 @@ from ..errors import PlanError
 from ..isolation import BuildLimits, Isolation, default_isolation
 from ..measure.benchmark import Timing, measure
 from ..measure.blocks import MeasureLimits
+from ..runtime.originals import Originals
 from ..schema import Candidate
 from .endtoend import Metric
 from .recall import StoreLike
@@ -31,6 +32,8 @@ class TuneOptions:
     on_module_failure: Literal["eager", "raise"] = "eager"
     on_miss: Literal["original", "error"] = "original"
     weights: Literal["watched", "frozen"] = "watched"
+    originals: Originals = "device"
+    """Where the weights of tuned modules are afterwards."""
     dry_run: bool = False
     measure_limits: MeasureLimits = field(default_factory=MeasureLimits)
     end_to_end: bool = True
@@ -53,6 +56,7 @@ class TuneOptions:
             "on_module_failure": ("eager", "raise"),
             "on_miss": ("original", "error"),
             "weights": ("watched", "frozen"),
+            "originals": ("device", "cpu", "drop"),
             "isolation": ("auto", "off"),
         }
         for name, values in known.items():

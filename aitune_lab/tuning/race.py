@@ -233,6 +233,11 @@ class Race:
                 built.installed.executable.close()
                 built.installed = built.call = None
 
+    def held_bytes(self) -> int:
+        """What its live executables hold beside the module's own weights."""
+        live = [built.installed for built in self.built.values() if built.installed is not None]
+        return sum(installed.executable.memory_bytes for installed in live)
+
     def hand_over(self) -> None:
         """What is installed belongs to the target from now on."""
         for built in self.built.values():

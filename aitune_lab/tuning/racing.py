@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
+from ..backends import registry
 from ..schema import Candidate, Event, EventKind, Plan, Rule, Trial, to_data
 from .candidates import EAGER, Shortlist
 from .control import Control, Remaining
@@ -12,6 +13,7 @@ from .observe import notice
 from .race import Race
 from .recall import Recall
 from .strategies import Decision, Strategy
+from .strategies.words import size
 from .trial import Built, Steps, attempt
 from .units import Unit, strategy_for
 
@@ -46,6 +48,10 @@ class Racing:
         self.trials: dict[str, Trial] = {}
         self.total = 0
         self.applying = False
+        self.races: list[Race] = []
+        """Those of the run so far."""
+        self.target_bytes = 0
+        """What the target's weights take."""
         self._said_problem = False
 
     def wish(self, unit: Unit) -> tuple[Strategy, Rule | None]:
@@ -56,6 +62,7 @@ class Racing:
     def plan_trials(self, race: Race) -> int:
         """Add a race to what remains to be done; gives how many of its trials the store knows."""
         known = 0
+        self.races.append(race)
         for candidate in race.listed.candidates:
             is_known = race.known.is_known(race.bench, candidate)
             known += is_known
@@ -107,8 +114,17 @@ class Racing:
         pinned = rule is not None and rule.action == "pin"
         accept = rule is not None and pinned and rule.accept_error
         rival = race.rival(strategy, pinned=pinned)
-        built = yield from self._progress(
-            attempt(race.bench, candidate, race.known, accept_error=accept, rival=rival), place, _what(race, candidate)
+        too_big = self._too_big(race, candidate)
+        built = (
+            Built(too_big)
+            if too_big is not None
+            else (
+                yield from self._progress(
+                    attempt(race.bench, candidate, race.known, accept_error=accept, rival=rival),
+                    place,
+                    _what(race, candidate),
+                )
+            )
         )
         trial = race.add(built)
         race.release(strategy if not pinned else None)
@@ -120,6 +136,24 @@ class Racing:
         if self._recall.problem and not self._said_problem:
             self._said_problem = True
             yield self._events.log(self._recall.problem, "warning")
+
+    def _too_big(self, race: Race, candidate: Candidate) -> Trial | None:
+        """The trial of a candidate that would need more memory than the limit, with the figures; None if it fits."""
+        limit = self._plan.limits.memory_bytes
+        if limit is None:
+            return None
+        copies = registry.of(candidate).weight_copies() + (candidate.memory_format is not None)
+        own = copies * race.module.row.parameter_bytes
+        held = sum(other.held_bytes() for other in self.races)
+        if own == 0 or self.target_bytes + held + own <= limit:
+            return None
+        reason = (
+            f"it would need about {size(own)} for its own copy of the weights, beside {size(self.target_bytes)} of the "
+            f"target and {size(held)} of the best so far: more than the memory limit of {size(limit)}"
+        )
+        bench = race.bench
+        key = race.known.keys.trial(candidate)
+        return Trial(key, bench.recording.path, bench.recorded.signature.key, candidate, "refused", reason)
 
     def between_steps(self) -> Iterator[Event]:
         """Ends a run that was cancelled, waits in one that was paused."""

@@ -16,10 +16,12 @@ import torch
 
 from ..backends import registry
 from ..capture.inspector import InspectedModule, Inspection, inspect
+from ..capture.tree import find_modules, outermost
 from ..environment import fingerprint
 from ..errors import AituneWarning, TargetError
 from ..isolation import Children
-from ..runtime.installed import install_all
+from ..runtime.installed import install_all, release_originals
+from ..runtime.originals import bytes_of, is_dropped
 from ..runtime.weights import content_digest
 from ..schema import Choice, Event, Plan, to_data
 from .bench import Cancelled
@@ -184,6 +186,11 @@ class Tuner:
                     race.hand_over()
 
     def _run(self, units: list[Unit]) -> Iterator[Event]:
+        parts = outermost(find_modules(self.target))
+        if any(map(is_dropped, parts)):
+            raise TargetError(
+                "weights of this target were dropped after tuning (originals='drop'): make it anew to tune it"
+            )
         yield self._events.log("inspecting the target")
         if self.inspection is None:
             self.inspection = self._inspect()
@@ -202,6 +209,7 @@ class Tuner:
         for note in cut.notes:
             yield self._events.log(note)
         yield self._events.log(f"recording {len(chosen)} module{'s' if len(chosen) > 1 else ''}")
+        self._racing.target_bytes = bytes_of(parts)
         units.extend(self._prepare_units.units(chosen))
         races = [race for unit in units for race in unit.races]
         planned = [candidate for race in races for candidate in race.listed.candidates]
@@ -252,6 +260,7 @@ class Tuner:
         install_all(made)
         self.choices = [choice for unit in units for choice in unit.choices]
         estimated = estimate(self.inspection, units)
+        self._racing.races.clear()
         units.clear()  # what is installed belongs to the target now, whatever happens from here on
         if made and self.options.end_to_end:
             yield self._events.log("checking the tuned target end to end")
@@ -263,6 +272,9 @@ class Tuner:
             if self.end_to_end.within_budget is False and not any(choice.accepted_error for choice in self.choices):
                 advice = "aitune_lab.unwrap(target) takes the choices back"
                 warnings.warn(f"{self.end_to_end.sentence}; {advice}", AituneWarning, stacklevel=3)
+        if self.options.originals != "device":
+            for path, why in release_originals(self.target, made, self.options.originals).items():
+                yield self._events.log(f"the weights of {path or '(model)'} stay where they are: {why}", "warning")
         yield self._events.event(
             "run_finished",
             data={

@@ -35,7 +35,7 @@ def test_ls_lists_artifacts_the_last_used_first(fresh_cache: Path, capsys: pytes
     artifact(store, "b", "inductor[freezing]")
     assert main(["cache", "ls"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith(f"of at most 10 GB in {fresh_cache}")
+    assert lines[0].endswith(f"of at most 9.3 GiB in {fresh_cache}")
     assert [line.split()[0] for line in lines[-2:]] == ["inductor[freezing]", "onnxruntime"]
     assert main(["cache", "ls", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
