@@ -8,6 +8,7 @@ from typing import Any
 import anywidget
 import traitlets
 
+from ..report.theme import THEMES
 from .bundle import STATIC, bundled
 from .comm import answer_at_once
 from .protocol import PlotlySource
@@ -18,7 +19,7 @@ class PlotView(anywidget.AnyWidget):
 
     Only the figure's JSON goes over the wire. The library comes from the installed package, as a message that the
     page asks for once, however many plots it shows; nothing is loaded from a network. Where the figure leaves colours
-    of text, axes and background open they are the theme's.
+    of text, axes and background open, or has those of our neutral theme, they are the page's.
 
     `update` may be called from any thread.
     """
@@ -27,9 +28,12 @@ class PlotView(anywidget.AnyWidget):
     _css = STATIC / "plot.css"
 
     figure = traitlets.Dict().tag(sync=True)
+    neutral = traitlets.Dict().tag(sync=True)
 
     def __init__(self, figure: Any) -> None:
-        super().__init__(figure=_json(figure))
+        theme = THEMES["neutral"]
+        neutral = {"ink": theme.ink, "muted": theme.muted, "line": theme.line, "grid": theme.grid}
+        super().__init__(figure=_json(figure), neutral=neutral)
         answer_at_once(self)
         self.on_msg(self._received)
 

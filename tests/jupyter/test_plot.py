@@ -44,3 +44,9 @@ def test_the_library_comes_from_the_installed_package_when_the_page_asks() -> No
 def test_no_trait_holds_the_library() -> None:
     state = PlotView(figure()).get_state()
     assert max(len(str(value)) for value in state.values()) < 20_000
+
+
+def test_the_page_learns_which_colours_are_neutral() -> None:
+    view = PlotView(figure())
+    assert set(view.neutral) == {"ink", "muted", "line", "grid"}
+    assert len(set(view.neutral.values())) == 4

@@ -43,32 +43,42 @@ function loaded(source) {
   holder.came(made.exports);
 }
 
-/** Greys of figures that are drawn for any page (the theme "neutral" of aitune_lab.report.theme). */
-const NEUTRAL = { ink: "#767676", muted: "#777777", line: "#808080", grid: "rgba(128,128,128,0.22)" };
-
-/** A copy of a figure with other colours for those greys. @param {Figure} figure @param {typeof NEUTRAL} colours */
-function recoloured(figure, colours) {
-  const other = new Map(Object.entries(NEUTRAL).map(([name, grey]) => [grey, colours[/** @type {"ink"} */ (name)]]));
-  return /** @type {Figure} */ (
-    JSON.parse(JSON.stringify(figure), (_, value) => {
-      if (typeof value !== "string") return value;
-      return other.get(value) ?? value.replace(/(?<=<span style='color:)#[0-9a-f]{6}/g, (grey) => other.get(grey) ?? grey);
-    })
-  );
+/**
+ * A figure's JSON with some colours exchanged, wherever they stand.
+ * @param {any} value
+ * @param {Map<string, string>} colours
+ * @returns {any}
+ */
+function recoloured(value, colours) {
+  if (typeof value === "string") {
+    // A colour stands alone, or in the markup of a row's name.
+    return colours.get(value) ?? value.replace(/(?<=<span style='color:)#[0-9a-f]{6}/g, (own) => colours.get(own) ?? own);
+  }
+  if (Array.isArray(value)) return value.map((part) => recoloured(part, colours));
+  if (!value || Object.getPrototypeOf(value) !== Object.prototype) return value;
+  return Object.fromEntries(Object.entries(value).map(([key, part]) => [key, recoloured(part, colours)]));
 }
 
-/** The figure with the theme's colours where it sets none or a neutral grey. @param {Figure} figure @param {HTMLElement} at */
-function themed(figure, at) {
+/**
+ * The figure in the page's colours: in place of the neutral ones, and where it sets none.
+ * @param {Figure} figure
+ * @param {Record<string, string>} neutral
+ * @param {HTMLElement} at
+ */
+function themed(figure, neutral, at) {
   const style = getComputedStyle(at);
   const colour = (/** @type {string} */ name, /** @type {string} */ otherwise) =>
     style.getPropertyValue(name).trim() || otherwise;
   const text = colour("--jp-ui-font-color1", "#333");
   const muted = colour("--jp-ui-font-color2", "#666");
-  const line = colour("--jp-border-color2", "#ddd");
+  const line = colour("--jp-border-color1", "#ccc");
+  const grid = colour("--jp-border-color2", "#ddd");
   const ground = colour("--jp-layout-color1", "#fff");
-  const { data, layout } = recoloured(figure, { ink: text, muted, line: colour("--jp-border-color0", "#888"), grid: line });
+  const page = { ink: text, muted, line, grid };
+  const colours = new Map(Object.entries(page).map(([name, value]) => [neutral[name], value]));
+  const { data, layout } = recoloured(structuredClone(figure), colours);
   const font = { color: text, family: colour("--jp-ui-font-family", "system-ui, sans-serif"), size: 12 };
-  const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, tickfont: { color: muted }, automargin: true };
+  const axis = { gridcolor: grid, zerolinecolor: line, linecolor: line, tickfont: { color: muted }, automargin: true };
   const axes = Object.keys(layout).filter((name) => /^[xy]axis\d*$/.test(name));
   /** @type {Record<string, any>} */
   const drawn = {
@@ -120,7 +130,7 @@ export default {
       if (!plotly || removed) return;
       const figure = /** @type {Figure} */ (model.get("figure"));
       place.setAttribute("aria-label", label(figure));
-      const { data, layout } = themed(figure, el);
+      const { data, layout } = themed(figure, model.get("neutral"), el);
       await plotly.react(place, data, layout, config);
       el.dataset.drawn = String(Number(el.dataset.drawn ?? 0) + 1);
     }
