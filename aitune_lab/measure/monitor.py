@@ -134,8 +134,8 @@ class Monitor:
         self.sample()
 
     def sample(self) -> None:
-        """Take one sample now."""
-        with self._lock:
+        """Take one sample now; none where the system doesn't tell, as a run goes on without."""
+        with self._lock, contextlib.suppress(psutil.Error, OSError):
             self._samples.append(self._read(time.perf_counter() - self._begin, self._doing))
 
     def clear(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -181,6 +182,17 @@ def test_the_sampling_thread_samples_until_stopped() -> None:
     monitor.stop()
     assert not monitor.running
     assert monitor.by_trial()[0].peak_rss_bytes >= 3
+
+
+def test_a_system_that_does_not_tell_ends_no_run() -> None:
+    def read(t: float, doing: Doing) -> Sample:
+        raise psutil.AccessDenied
+
+    monitor = Monitor(read=read)
+    monitor.start()
+    monitor.now(Doing("a", "s", "fast", "build"))
+    monitor.stop()
+    assert not monitor.samples
 
 
 def test_figures_of_gpus_are_columns_and_the_worst_is_told(tmp_path: Path) -> None:
