@@ -42,6 +42,8 @@ _NARROW = {torch.int8, torch.int16, torch.uint8}
 _ARITHMETIC = {"add", "sub", "rsub", "mul", "neg", "pow", "bitwise_left_shift", "__lshift__"}
 _GROWING = {"mul", "pow", "square", "bitwise_left_shift", "__lshift__", "prod", "cumprod"}
 _LOW, _HIGH = -(2**31), 2**31 - 1
+_LOST = 1e-4
+"""A constant so much smaller than the one that it is added to loses digits that may be all that counts near zero."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class OpenVINOBackend(Backend):
         job.progress("exporting", None)
         program, notes = export_program(job)
         _refuse_integers(program)
+        _refuse_folded_constants(program)
         job.progress("converting", None)
         model, way = _converted(program, job)
         _name_and_bound(model, job.signature)
@@ -160,6 +163,26 @@ def _refuse_integers(program: ExportedProgram) -> None:
             given.add(node)
 
 
+def _refuse_folded_constants(program: ExportedProgram) -> None:
+    """Raise Refused for `(1 - p) + 1e-12`: OpenVINO adds both constants up first, and the small one is gone."""
+    for node in program.graph.nodes:
+        outer = _added_number(node)
+        inner = _added_number(node.args[0]) if outer else None
+        if outer and inner and outer < inner * _LOST:
+            raise Refused(
+                f"it adds {outer:g} to a sum with {inner:g}, which OpenVINO makes one constant: {outer:g} is lost"
+            )
+
+
+def _added_number(node: Any) -> float | None:
+    """The magnitude of the number that a node adds to a tensor or subtracts; None if it does no such thing."""
+    args = getattr(node, "args", ())
+    if len(args) < 2 or getattr(node, "op", "") != "call_function" or _operator(node) not in ("add", "sub", "rsub"):
+        return None
+    number = args[1]
+    return abs(float(number)) if isinstance(number, (int, float)) else None
+
+
 def _operator(node: Any) -> str:
     schema = getattr(node.target, "_schema", None)
     return str(schema.name).rpartition("::")[2].rstrip("_") if schema is not None else str(node.target)
@@ -190,7 +213,7 @@ def _converted(program: ExportedProgram, job: BuildJob) -> tuple[Any, tuple[str,
 
 def _in_a_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
+    told = [line for line in lines if not line.startswith(("Exception from", "Check '")) and not line.endswith(":")]
     return f"{type(error).__name__}: {(told or lines or [''])[0][:200]}"
 
 
