@@ -253,7 +253,7 @@ def _figure(title: str, picture: Picture | None, caption: Iterable[str]) -> str:
 
 
 def _drawn(picture: Picture | None, caption: Iterable[str]) -> str:
-    svg = picture.svg() if picture is not None else ""
+    svg = f'<div class="scroll">{picture.svg()}</div>' if picture is not None else ""
     return f'{svg}<p class="caption">{safe(" ".join(caption))}</p>'
 
 
