@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .tuning.observe import observe
     from .tuning.profile import profile
     from .tuning.run_report import load_report, save_report
+    from .tuning.sensitivity import sensitivity
     from .tuning.strategies import (
         FirstWinsStrategy,
         HighestThroughputStrategy,
@@ -113,6 +114,7 @@ __all__ = [
     "profile",
     "refresh",
     "save",
+    "sensitivity",
     "save_report",
     "show",
     "stats",
@@ -145,6 +147,7 @@ _NAMES_OF = {
     "tuning": "whatif",
     "tuning.api": "Module tune unwrap wrap",
     "tuning.bisect": "bisect",
+    "tuning.sensitivity": "sensitivity",
     "tuning.diff": "diff",
     "tuning.observe": "observe",
     "tuning.profile": "profile",

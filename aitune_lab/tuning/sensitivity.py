@@ -1,32 +1,37 @@
 """Which layers a lower precision hurts: one layer at a time is replaced, and the whole module's outputs are compared.
 
-A replacement is any module that takes a layer's place, whoever made it (quantised, rounded, pruned). The user's module is
-not changed: while a measurement runs, the layer's `forward` is swapped for the replacement's, and put back.
+A replacement is any module that takes a layer's place, whoever made it: a backend that lowers layers one by one (TorchAO), or
+the user (rounded, pruned). The user's module is not changed: while a measurement runs, the layer's `forward` is swapped for
+the replacement's, and put back.
 
 The proposal is found by dropping the layers that cost the most error for the time they save until the rest, all replaced
-together, meets the budget: errors of layers don't simply add up, so the set itself is measured.
+together, meets the budget: errors of layers don't simply add up, so the set itself is measured. Where a backend made the
+replacements, the proposal is one more candidate to tune.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace as with_changes
 from typing import Any
 
 import torch
 
+from ..backends import registry
+from ..backends.base import Backend
 from ..capture.data import understand
 from ..capture.inspector import run_item, takes
 from ..capture.recorder import Recorder, clone_leaf
 from ..capture.state import preserved
 from ..capture.structure import Flat, flatten, is_tensor
 from ..capture.swap import restore, swap
-from ..errors import TargetError
+from ..errors import PlanError, TargetError
 from ..measure.benchmark import Timing, measure
 from ..measure.blocks import Contender, MeasureLimits
 from ..measure.numerics import Call, compare
-from ..schema import Comparison, Tolerance
+from ..schema import Candidate, Comparison, Tolerance
+from .candidates import as_candidate
 from .strategies.words import error, milliseconds, times
 
 Replace = Callable[[str, torch.nn.Module], torch.nn.Module | None]
@@ -65,13 +70,33 @@ class LayerSensitivity:
 class Sensitivity:
     """Error and time by layer, the most harmful first, and which layers may be replaced together within the budget.
 
-    `replaced` and `left` are paths; `comparison` is of the module with all of `replaced` replaced, None if that is none.
+    `replaced` and `left` are paths; `comparison` is of the module with all of `replaced` replaced, None if that is none;
+    `lowered_by` is the candidate whose backend made the replacements, None if the user did.
     """
 
     layers: tuple[LayerSensitivity, ...]
     replaced: tuple[str, ...]
     left: tuple[str, ...]
     comparison: Comparison | None
+    lowered_by: Candidate | None = None
+
+    def candidate(self) -> Candidate:
+        """The proposal as a candidate: `ait.tune(model, data, backends=[result.candidate()])`.
+
+        Raises PlanError if no backend made the replacements, or none of them is within the budget.
+        """
+        if self.lowered_by is None:
+            raise PlanError(
+                "these replacements were made by a function, and no backend can build them; "
+                "name a backend in its place, such as 'torchao[scheme=int8dyn]'"
+            )
+        if not self.replaced:
+            raise PlanError(f"none of the {len(self.layers)} layers may be replaced within the budget")
+        backend = registry.of(self.lowered_by)
+        skipped = str(self.lowered_by.option("skip", ""))
+        patterns = [*filter(None, skipped.split("|")), *_folded(self.left, self.replaced)]
+        config: Any = backend.config
+        return type(backend)(with_changes(config, skip="|".join(patterns))).candidate()
 
     @property
     def sentence(self) -> str:
@@ -111,7 +136,7 @@ class Sensitivity:
 
 def sensitivity(
     module: torch.nn.Module,
-    replace: Replace,
+    replace: Replace | Candidate | Backend | str,
     data: Any,
     *,
     tolerance: Tolerance | None = None,
@@ -125,7 +150,8 @@ def sensitivity(
 
     Args:
         module: the whole module, in eval mode.
-        replace: gives the replacement of each layer that has one.
+        replace: what makes the replacements: a candidate or its label (`"torchao[scheme=int8dyn]"`) whose backend lowers
+            layers, or a function that gives the replacement of each layer that has one.
         data: as `tune` takes it.
         tolerance: the budget that the whole module's outputs must meet.
         timed: also time each layer and its replacement on the layer's own inputs, by a rough look.
@@ -133,8 +159,13 @@ def sensitivity(
 
     Raises:
         TargetError: no layer has a replacement.
+        PlanError: the candidate's backend does not lower layers one by one.
         DataError: the data is empty, or the module rejects it.
     """
+    lowered_by = None if _is_function(replace) else as_candidate(replace)  # type: ignore[arg-type]
+    if lowered_by is not None:
+        replace = _by_backend(lowered_by)
+    assert callable(replace)
     layers = dict(module.named_modules())
     held = {p: r for p, m in layers.items() if p and (r := replace(p, m)) is not None}
     if not held:
@@ -146,7 +177,34 @@ def sensitivity(
         order = sorted(judged, key=_harm, reverse=True)
         left, comparison = runner.fewest_left([layer.path for layer in order])
     replaced = tuple(path for path in held if path not in left)
-    return Sensitivity(tuple(order), replaced, tuple(p for p in (x.path for x in order) if p in left), comparison)
+    in_order = tuple(layer.path for layer in order if layer.path in left)
+    return Sensitivity(tuple(order), replaced, in_order, comparison, lowered_by)
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, (Backend, type))
+
+
+def _by_backend(candidate: Candidate) -> Replace:
+    """Replacements by a candidate's backend. Raises PlanError if it gives none, BackendUnavailable if it can't run here."""
+    registry.require(candidate.backend)
+    made = getattr(registry.of(candidate), "replacement", None)
+    if made is None:
+        raise PlanError(
+            f"backend {candidate.backend!r} lowers whole modules only; name one that lowers layers: 'torchao'"
+        )
+    found: Replace = made
+    return found
+
+
+def _folded(left: Sequence[str], replaced: Sequence[str]) -> list[str]:
+    """The fewest paths that stand for all of `left` and what is beneath them, and for none of `replaced`."""
+    found: list[str] = []
+    for path in left:
+        parts = path.split(".")
+        prefixes = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+        found.append(next(p for p in prefixes if not any(r == p or r.startswith(f"{p}.") for r in replaced)))
+    return list(dict.fromkeys(found))
 
 
 def _harm(layer: LayerSensitivity) -> tuple[bool, float]:
