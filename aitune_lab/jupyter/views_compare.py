@@ -8,6 +8,7 @@ from ..report.results import choice_rows
 from ..report.text import Column
 from ..schema import Choice
 from ..tuning import whatif
+from ..tuning.endtoend import EndToEnd
 from ..tuning.mixes import EAGER
 from ..tuning.session import SessionState
 from ..tuning.strategies.words import error, milliseconds, size, times
@@ -94,7 +95,8 @@ def _headline(snap: Snapshot) -> list[Block]:
         return [b.text(words.get(snap.phase, "The tune did not end, so nothing was installed."), "muted")]
     end = result.end_to_end
     if end is None or end.eager is None or end.tuned is None:
-        why = f": {end.skipped}" if end is not None and end.skipped else ""
+        reason = "; ".join(part for part in (end.skipped, *end.notes) if part) if end is not None else ""
+        why = f": {reason}" if reason else ""
         before, after = result.estimate.get("eager_seconds"), result.estimate.get("tuned_seconds")
         if not before or not after or all(c.candidate.label == "eager" for c in result.choices):
             return [b.text(f"The target stays as it is{why}.", "lead")]
@@ -107,6 +109,7 @@ def _headline(snap: Snapshot) -> list[Block]:
                 ]
             ),
             b.text(f"End to end was not measured{why}.", "muted"),
+            *(_beyond(end) if end is not None else []),
         ]
     figures = [
         ("times as fast, measured end to end", times(end.speedup) if end.speedup else "disturbed"),
@@ -116,10 +119,13 @@ def _headline(snap: Snapshot) -> list[Block]:
     if end.comparison is not None:
         kept = "out of tolerance" if end.comparison.error_class == "refused" else end.comparison.error_class
         figures.append((f"outputs, relative L2 {error(end.comparison.relative_l2)}", kept))
-    blocks = [b.facts(figures)]
+    return [b.facts(figures), *_beyond(end)]
+
+
+def _beyond(end: EndToEnd) -> list[Block]:
     if end.within_budget is False and end.comparison is not None:
-        blocks.append(b.text(f"The outputs are out of tolerance: {end.comparison.problem}", "error"))
-    return blocks
+        return [b.text(f"The outputs are out of tolerance: {end.comparison.problem}", "error")]
+    return []
 
 
 def _choices(snap: Snapshot) -> Block:
