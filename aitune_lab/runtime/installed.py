@@ -171,16 +171,20 @@ def uninstall_all(target: Any) -> None:
     Raises TargetError, and takes nothing back, if weights were dropped.
     """
     installed = installed_in(target)
-    for item in installed:
-        if item.dispatch.originals == "drop":
-            raise TargetError(
-                f"{item.dispatch.name} can't be unwrapped: its weights were dropped after tuning (originals='drop'); "
-                "make the model anew"
-            )
+    _refuse_dropped(installed, "be unwrapped")
     with guarded():
         for item in installed:
             _detach(item)
             _close(item)
+
+
+def _refuse_dropped(installed: Sequence[Installed], what: str) -> None:
+    for item in installed:
+        if item.dispatch.originals == "drop":
+            raise TargetError(
+                f"{item.dispatch.name} can't {what}: its weights were dropped after tuning (originals='drop'); "
+                "make the model anew"
+            )
 
 
 def refresh(target: Any) -> bool:
@@ -195,8 +199,12 @@ def refresh(target: Any) -> bool:
 
 @contextmanager
 def lifted(target: Any) -> Iterator[None]:
-    """While entered nothing is installed in the target; then again what was, the same executables, and nothing else."""
+    """While entered nothing is installed in the target; then again what was, the same executables, and nothing else.
+
+    Raises TargetError if weights were dropped.
+    """
     held = installed_in(target)
+    _refuse_dropped(held, "run untuned")
     with guarded():
         for item in held:
             _detach(item)
@@ -207,6 +215,26 @@ def lifted(target: Any) -> Iterator[None]:
             uninstall_all(target)
             for item in held:
                 _attach(item)
+                if isinstance(item.dispatch.original, Parked):
+                    item.dispatch.original.park()
+
+
+@contextmanager
+def unparked(target: Any) -> Iterator[None]:
+    """While entered, weights that are kept on the host stand where the original modules need them.
+
+    Raises TargetError if weights were dropped.
+    """
+    held = installed_in(target)
+    _refuse_dropped(held, "run untuned")
+    parked = [item.dispatch.original for item in held if isinstance(item.dispatch.original, Parked)]
+    for original in parked:
+        original.bring_back()
+    try:
+        yield
+    finally:
+        for original in parked:
+            original.park()
 
 
 class Bypass:

@@ -15,6 +15,7 @@ from ..capture.state import preserved
 from ..capture.tree import find_modules, outermost, unit_path
 from ..errors import DataError, TargetError
 from ..measure.significance import median_interval
+from ..runtime.installed import unparked
 from .mixes import Bounded
 from .regions import OUTSIDE, Clock, Kernel, Kind, Run, Runner, Spent, watched_in
 from .strategies.words import counted
@@ -132,7 +133,8 @@ def profile(
         kernels: run one further pass of each under torch's profiler.
 
     Raises:
-        TargetError: the target holds no modules, can't be called, or doesn't hold one of `modules`.
+        TargetError: the target holds no modules, can't be called, or doesn't hold one of `modules`; or weights were
+            dropped after tuning, so that it can't run untuned.
         DataError: the data is empty, or the target rejects it; or passes isn't at least 1.
     """
     if passes < 1:
@@ -147,7 +149,8 @@ def profile(
         max_batches_per_batch_size=max_batches_per_batch_size,
     )
     clock = Clock(watched_in(target, found, modules))
-    with preserved(outermost(found)), torch.random.fork_rng(devices=_cuda_devices()), torch.no_grad(), clock.watching():
+    rng = torch.random.fork_rng(devices=_cuda_devices())
+    with unparked(target), preserved(outermost(found)), rng, torch.no_grad(), clock.watching():
         runner = Runner(target, inference_function, understood, clock)
         measured, missed = runner.measure(passes)
         seen = runner.kernels(tuple(measured)) if kernels else ()

@@ -144,6 +144,7 @@ def measure(
             eager.
         BuildError: a candidate can't be built or run; the message holds the reason.
         DataError: the data is empty, or the target rejects it.
+        TargetError: weights were dropped after tuning, so that the target can't run untuned.
     """
     guess = estimate(source, mix, name=name) if source is not None else None
     wished = {k: c for k, c in (guess.mix.items() if guess is not None else _named(mix).items()) if c != EAGER}

@@ -12,7 +12,7 @@ from torch import nn
 import aitune_lab as ait
 from aitune_lab.capture.swap import swapped
 from aitune_lab.errors import AituneError
-from aitune_lab.runtime.installed import installed_in
+from aitune_lab.runtime.installed import installed_in, release_originals
 from aitune_lab.testing.models import AutoEncoder, CountsCalls, Mlp, Pair
 from aitune_lab.testing.scripted import install_scripted, scripted_backend
 from aitune_lab.tuning.profile import Profile
@@ -157,6 +157,22 @@ def test_a_failing_target_is_left_as_it_was() -> None:
     with torch.inference_mode():
         pipe(x)
     assert not swapped(pipe.encoder)
+
+
+@pytest.mark.parametrize("originals", ["cpu", "drop"])
+def test_weights_kept_elsewhere(originals: Any) -> None:
+    pipe, x = Pipe(), torch.randn(2, 4)
+    install_scripted(pipe.head, x, path="head", weights="baked")
+    assert not release_originals(pipe, installed_in(pipe), originals)
+    if originals == "cpu":
+        assert kinds(ait.profile(pipe, [x], passes=1, kernels=False))["head"] == "tuned"
+        return
+    before = installed_in(pipe)
+    with pytest.raises(AituneError, match="can't run untuned: its weights were dropped"):
+        ait.profile(pipe, [x])
+    with pytest.raises(AituneError, match="can't run untuned: its weights were dropped"):
+        ait.whatif.measure(pipe, [x], {"encoder": "scripted"})
+    assert installed_in(pipe) == before
 
 
 @pytest.mark.parametrize(
