@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,9 @@ def make(bench: Bench, candidate: Candidate, key: str, known: Known | None) -> M
     if facts is not None or bench.build is build_here:
         known.recall.begin(artifact_key, candidate)
     if facts is not None:
+        start = time.perf_counter()
         loaded = _loaded(job, facts)
+        known.recall.counts.load_seconds += time.perf_counter() - start
         if loaded is not None:
             known.recall.counts.loads += 1
             known.recall.kept[artifact_key] = facts

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,13 +34,14 @@ RETRIED = ("failed", "timed out", "crashed")
 @dataclass
 class Counts:
     """What a run really did: `builds` by backends, artifacts taken from the store and loaded (or recompiled with what the
-    store holds), `measurements` of latencies, and trials, second looks and checks that were `reused`.
+    store holds) in `load_seconds`, `measurements` of latencies, and trials, second looks and checks that were `reused`.
     """
 
     builds: int = 0
     loads: int = 0
     measurements: int = 0
     reused: int = 0
+    load_seconds: float = field(default=0.0, compare=False)
 
 
 class CountingMeter:
