@@ -61,8 +61,8 @@ class TorchInductorAotBackend(Backend):
     name = "inductor_aot"
     config_type = TorchInductorAotConfig
     isolation = "file"
+    imports = (*EXPORT_IMPORTS, "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
     runs_code = True
-    capturable = True
     complexity = 2
     config: TorchInductorAotConfig
 
@@ -104,12 +104,9 @@ class TorchInductorAotBackend(Backend):
         facts = json.loads((job.folder / _FACTS).read_text(encoding="utf-8"))
         formats = [getattr(torch, name) for name in facts["inputs"]]
         index = _device_index(job.signature)
-        # Without its locks and events, which nothing captured may ask.
-        alone = index >= 0 and job.candidate.cuda_graph
         with quiet("torch"):
-            package = aoti_load_package(str(job.folder / _PACKAGE), run_single_threaded=alone, device_index=index)
-        run = _checking(package.loader.run, threading.Lock() if alone else None)
-        call = _caller(run, formats, job.signature)
+            package = aoti_load_package(str(job.folder / _PACKAGE), device_index=index)
+        call = _caller(_checking(package.loader.run), formats, job.signature)
         if job.samples:
             with torch.no_grad():
                 call(*job.samples[0].tensors())
@@ -208,14 +205,10 @@ def _device_index(signature: Signature) -> int:
 _environment = threading.Lock()
 
 
-def _checking(run: Callable[[list[torch.Tensor]], Any], lock: threading.Lock | None) -> Callable[..., Any]:
+def _checking(run: Callable[[list[torch.Tensor]], Any]) -> Callable[[list[torch.Tensor]], Any]:
     """The package's run, with its checks of inputs switched on.
 
     A package asks the environment at its first run and never again, so the variable is there for that run alone.
-
-    Args:
-        run: takes and returns a list of tensors.
-        lock: held at each run; None if the package takes turns by itself.
     """
     asked = False
 
@@ -235,12 +228,7 @@ def _checking(run: Callable[[list[torch.Tensor]], Any], lock: threading.Lock | N
         return result
 
     def checked(inputs: list[torch.Tensor]) -> Any:
-        if not asked:
-            return first(inputs)
-        if lock is None:
-            return run(inputs)
-        with lock:
-            return run(inputs)
+        return run(inputs) if asked else first(inputs)
 
     return checked
 
