@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     from .base import BuildJob
 
+IMPORTS = ("torch.export._trace", "torch._export.non_strict_utils")
+"""Imported by every export, for `Backend.imports`."""
+
 
 def refuse_impure(job: BuildJob) -> None:
     """Raise Refused, with the reason in a sentence, if the module does what no exported graph of tensors can keep.

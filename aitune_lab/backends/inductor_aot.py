@@ -24,7 +24,7 @@ from ..capture.structure import is_tensor
 from ..errors import BackendUnavailable, Refused
 from ..schema import Candidate, Signature
 from .base import Availability, Backend, BackendConfig, BuildJob, Executable
-from .export import export_program, quiet
+from .export import IMPORTS, export_program, quiet
 from .inductor_jit import TorchInductorJitBackend
 from .settled import Settled, led_by_odd_sizes
 
@@ -61,7 +61,7 @@ class TorchInductorAotBackend(Backend):
     name = "inductor_aot"
     config_type = TorchInductorAotConfig
     isolation = "file"
-    imports = (*EXPORT_IMPORTS, "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
+    imports = (*IMPORTS, "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
     runs_code = True
     complexity = 2
     config: TorchInductorAotConfig

@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .export import quiet
+from .export import IMPORTS as EXPORT_IMPORTS, quiet
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+IMPORTS = (
+    *EXPORT_IMPORTS,
+    "torch.onnx._internal.exporter._core",
+    "onnxscript.optimizer",
+    "onnxscript.function_libs.torch_lib.ops",
+    "onnxscript.rewriter.onnx_fusions",
+)
+"""Imported by every export to ONNX, for `Backend.imports`."""
 _SINGLE_FILE_BYTES = 1_500_000_000
 """Weights beyond this stand in a file of their own: protobuf ends at 2 GB."""
 

@@ -15,7 +15,7 @@ from ..errors import PlanError, Refused, install_command
 from ..schema import Candidate, Signature, TensorLeaf
 from .base import Availability, Backend, BackendConfig, BuildJob, Executable
 from .export import export_program
-from .onnx_file import write_onnx
+from .onnx_file import IMPORTS, write_onnx
 from .onnx_int8 import TYPICAL_ERROR, quantize_file
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class ONNXRuntimeBackend(Backend):
     name = "onnxruntime"
     config_type = ONNXRuntimeConfig
     isolation = "file"
+    imports = IMPORTS
     complexity = 2
     config: ONNXRuntimeConfig
 

@@ -25,7 +25,7 @@ from ..errors import Refused, install_command
 from ..schema import Candidate, Dim, Signature, TensorLeaf, evaluate_dim
 from .base import Availability, Backend, BackendConfig, BuildJob, Executable
 from .export import FlatModule, export_program, quiet
-from .onnx_file import write_onnx
+from .onnx_file import IMPORTS, write_onnx
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,6 +63,7 @@ class OpenVINOBackend(Backend):
     name = "openvino"
     config_type = OpenVINOConfig
     isolation = "file"
+    imports = IMPORTS
     complexity = 2
     config: OpenVINOConfig
 
