@@ -16,7 +16,8 @@ def figure(scale):
     drawn = go.Figure()
     drawn.add_scatter(name="onnxruntime", x=[1, 2, 3, 4], y=[scale * v for v in (4, 3, 2, 1)], marker_color="#56B4E9")
     drawn.add_scatter(name="inductor", x=[1, 2, 3, 4], y=[scale * v for v in (1, 2, 3, 4)], marker_color="#E69F00")
-    return drawn.update_layout(title="Latency", yaxis_title="latency (ms)", uirevision="latency")
+    title = {"text": "Latency", "subtitle": {"text": "median of 60 blocks<br>95 % intervals"}}
+    return drawn.update_layout(title=title, yaxis_title="latency (ms)", uirevision="latency")
 
 plot, other = PlotView(figure(1)), PlotView(figure(2))
 display(plot, other)
@@ -61,6 +62,10 @@ def test_figures_follow_theme_and_updates_and_keep_zoom_and_legend(lab_page: Cal
     page.wait_for_function(f"({colour})(document.querySelector('.ait-plot')) !== {light!r}")
     assert place.evaluate("e => e.layout.xaxis.range") == zoomed
     lab.shot("plot-dark")
+
+    tops = place.evaluate("e => [...e.querySelectorAll('.gtitle tspan.line')].map(l => l.getBoundingClientRect().top)")
+    assert len(tops) == 3
+    assert tops == sorted(set(tops)), "no line of the title lies over another"
 
     width = place.evaluate("e => e._fullLayout.width")
     page.set_viewport_size({"width": 900, "height": 900})

@@ -93,10 +93,21 @@ function themed(figure, neutral, at) {
     modebar: { bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: text, ...layout.modebar },
     hoverlabel: { ...layout.hoverlabel, bgcolor: ground, bordercolor: line, font: { color: text, ...layout.hoverlabel?.font } },
   };
+  if (layout.title?.subtitle?.text) drawn.title = oneTitle(layout.title, muted);
   for (const name of new Set([...axes, "xaxis", "yaxis"])) {
     drawn[name] = { ...axis, ...layout[name], tickfont: { ...axis.tickfont, ...layout[name]?.tickfont } };
   }
   return { data, layout: drawn };
+}
+
+/**
+ * Title and subtitle as one text: Plotly puts a subtitle over its title when a figure is drawn a second time.
+ * @param {any} title
+ * @param {string} muted
+ */
+function oneTitle({ subtitle, ...title }, muted) {
+  const { size = 12, color = muted } = subtitle.font ?? {};
+  return { ...title, text: `${title.text}<br><span style="font-size:${size}px;color:${color}">${subtitle.text}</span>` };
 }
 
 /** @param {Figure} figure */
