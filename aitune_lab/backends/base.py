@@ -127,6 +127,10 @@ class Backend(ABC):
     """Its artifacts can run code when loaded, so loading one from a file needs trust."""
     capturable: ClassVar[bool] = False
     """Its executables launch all their work on the current CUDA stream, so that a CUDA graph may be tried around them."""
+    kin: ClassVar[str | None] = None
+    """Another backend that makes nearly the same kernels, so that what is known of one tells about the other."""
+    further: ClassVar[Literal["options", "fallbacks"]] = "options"
+    """What its proposals after the first are: ways that may be faster, or what to try where the first can't be used."""
     complexity: ClassVar[int] = 1
     """Ties in latency and accuracy go to the lower one (eager is 0)."""
 

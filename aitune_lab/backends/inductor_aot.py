@@ -63,6 +63,8 @@ class TorchInductorAotBackend(Backend):
     isolation = "file"
     imports = (*IMPORTS, "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
     runs_code = True
+    kin = "inductor"
+    further = "fallbacks"
     complexity = 2
     config: TorchInductorAotConfig
 

@@ -83,6 +83,7 @@ class TorchInductorJitBackend(Backend):
     isolation = "process"
     imports = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
     capturable = True
+    further = "fallbacks"
     complexity = 1
     config: TorchInductorJitConfig
 

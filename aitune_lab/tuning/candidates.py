@@ -51,7 +51,8 @@ class Shortlist:
         candidates: what to try, the cheapest and most promising first.
         not_tried: candidates that were asked for and can't be, by label, with the reason.
         left_out: what backends propose and is not worth a trial here, by label (or backend, if it is all of it).
-        variant_of: the backend's first proposal for each further one of it; what the user named is no variant.
+        variant_of: the backend's first proposal for each further one of it, and that of the backend whose kin it is; what
+            the user named is no variant.
         why: what speaks for each of `candidates`, in a few words, by label.
         seconds: what building each takes on a laptop, by label.
     """
@@ -175,6 +176,11 @@ def shortlist(
             _take(result, path, plan, [c for c in proposed if c not in out])
         else:
             _take(result, path, plan, [as_candidate(item)])
+    for candidate in result.candidates if backends is None else ():
+        kin = registry.get(candidate.backend).kin
+        relative = next((c for c in result.candidates if c.backend == kin and c not in result.variant_of), None)
+        if relative is not None:
+            result.variant_of[candidate] = relative
     named = {as_candidate(item) for item in backends or () if not isinstance(item, str) or "[" in item}
     result.variant_of = {c: first for c, first in result.variant_of.items() if c not in named}
     size = sum(1 for _ in module.modules())

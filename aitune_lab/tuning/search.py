@@ -2,8 +2,10 @@
 
 - `quick`: the first proposal of every backend, measured more briefly;
 - `normal`: first proposals before their variants. A variant (the same backend in the same precision, with other options)
-  is tried only where the first of its kind keeps up with the best so far. A candidate that a rough look shows to be
-  hopeless is not measured in full, and its rough latency decides nothing;
+  is tried only where the first of its kind keeps up with the best so far; one that its backend calls a fallback, where
+  the first can't be used; one by another backend of the same kernels, where calls are so short that what surrounds the
+  kernels counts. A candidate that a rough look shows to be hopeless is not measured in full, and its rough latency decides
+  nothing;
 - `exhaustive`: every proposal, measured in full.
 
 What users name themselves is always tried. Pins and `OneBackendStrategy` are always measured in full. Comparison with
@@ -16,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from ..backends import registry
 from ..measure.benchmark import Timing
 from ..measure.blocks import MeasureLimits
 from ..measure.verdict import hopeless
@@ -29,6 +32,8 @@ Level = Literal["quick", "normal", "exhaustive"]
 
 KEEPS_UP = 1.05
 """A first proposal within this factor of the latency of the best one keeps up: other options may make up for that."""
+SHORT_MS = 1.0
+"""In shorter calls what surrounds the kernels counts, in which kin backends differ."""
 HOPELESS_MARGIN = 0.2
 """Even its quickest block must be slower than the rival by more than this share."""
 
@@ -95,7 +100,7 @@ def why_skipped(
     if first is None or level == "exhaustive":
         return None
     if level == "quick":
-        return f"not tried: search='quick' tries {first.label} only of {candidate.backend}"
+        return f"not tried: search='quick' tries {first.label} only of its kind"
     if not (strategy.fastest_wins and kind_of(first) == kind_of(candidate)):
         return None
     trial = next((t for t in trials if t.candidate == first), None)
@@ -106,6 +111,11 @@ def why_skipped(
     timed = [r for r in trial.points if r.speedup]
     if not timed:
         return f"not tried: {first.label}, the first of its kind, was stopped after a rough look"
+    if candidate.backend != first.backend:
+        if min(r.latency.median_ms for r in timed if r.latency is not None) >= SHORT_MS:
+            return f"not tried: {first.label} runs nearly the same kernels, in calls of more than {SHORT_MS:.0f} ms"
+    elif registry.get(candidate.backend).further == "fallbacks":
+        return f"not tried: {first.label} can be used, which is usually the faster form"
     if best is None or best.label == first.label:
         return None
     slower = [r.latency.median_ms / r.eager.median_ms for r in timed if r.latency is not None and r.eager is not None]
@@ -118,7 +128,8 @@ def why_skipped(
 def kind_of(candidate: Candidate) -> tuple[object, ...]:
     """What variants have in common: everything but those of the backend's options that leave the precision as it is."""
     off = typical_error(candidate)
-    return candidate.backend, candidate.precision, candidate.memory_format, candidate.cuda_graph, off
+    family = registry.get(candidate.backend).kin or candidate.backend
+    return family, candidate.precision, candidate.memory_format, candidate.cuda_graph, off
 
 
 def rough_look(

@@ -50,12 +50,13 @@ def tune(
     meter: Any = None,
     strategy: StrategyConfig | None = None,
     rules: tuple[Rule, ...] = (),
+    **others: Any,
 ) -> tuple[TuneResult, Any]:
     torch.manual_seed(0)
     target = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     plan = Plan(rules, strategy=strategy or MinLatencyStrategy().config(), limits=Limits(search=search))
     meter = meter or ScriptedMeter()
-    options = TuneOptions(meter=meter, backends=backends or ("quick", "slow"))
+    options = TuneOptions(**{"meter": meter, "backends": backends or ("quick", "slow"), **others})
     return run(make_tuner(target, [torch.randn(2, 4), torch.randn(3, 4)], plan, options)), meter
 
 
@@ -116,13 +117,40 @@ def test_normal_tries_the_variants_of_a_first_proposal_that_is_wrong(monkeypatch
     assert result.choices[0].candidate.label == "slow[latency_ms=0.3]"
 
 
+def test_normal_tries_fallbacks_only_where_the_first_proposal_can_not_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Quick, "further", "fallbacks")
+    result, _ = tune("normal", "quick")
+    assert "quick[latency_ms=0.4] can be used" in result.choices[0].losers["quick[latency_ms=0.41]"]
+    monkeypatch.setattr(
+        Quick, "candidates", lambda *_: [Quick(fails_at="build").candidate(), Quick(latency_ms=0.41).candidate()]
+    )
+    result, _ = tune("normal", "quick")
+    assert result.choices[0].candidate.label == "quick[latency_ms=0.41]"
+
+
+@pytest.mark.parametrize(("times", "tried"), [(1.0, True), (10.0, False)], ids=["short calls", "long calls"])
+def test_normal_tries_kin_only_where_calls_are_short(
+    times: float, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "names", lambda: ["quick", "slow"])
+    monkeypatch.setattr(Slow, "kin", "quick")
+    monkeypatch.setattr(Slow, "latencies", (0.3 * times,))
+    monkeypatch.setattr(Quick, "latencies", (0.4 * times,))
+    label = Slow(latency_ms=0.3 * times).candidate().label
+    result, _ = tune("normal", meter=ScriptedMeter({"eager": times}), backends=None)
+    assert (label in by_label(result)) is tried
+    if not tried:
+        assert "runs nearly the same kernels" in result.choices[0].losers[label]
+    named, _ = tune("normal", meter=ScriptedMeter({"eager": times}))
+    assert label in by_label(named)
+
+
 def test_quick_tries_first_proposals_only_and_measures_less() -> None:
     quick, few = tune("quick")
     exhaustive, many = tune("exhaustive")
     assert set(by_label(quick)) == {"eager", "quick[latency_ms=0.4]", "slow[latency_ms=0.9]"}
-    assert (
-        "search='quick' tries quick[latency_ms=0.4] only of quick" in quick.choices[0].losers["quick[latency_ms=0.41]"]
-    )
+    reason = quick.choices[0].losers["quick[latency_ms=0.41]"]
+    assert "search='quick' tries quick[latency_ms=0.4] only of its kind" in reason
     full = by_label(exhaustive)["quick[latency_ms=0.4]"].points[0].latency
     brief = by_label(quick)["quick[latency_ms=0.4]"].points[0].latency
     assert brief is not None
