@@ -130,7 +130,11 @@ class Store:
     # What was built
 
     def new_work(self) -> Path:
-        """A folder for the files of one running tuner. Others leave it alone while this process lives."""
+        """A folder for the files of one running tuner. Others leave it alone while this process lives.
+
+        Those of processes that died are removed.
+        """
+        self._sweep_work()
         folder = self.folder / "work" / f"{Owner.here()}-{secrets.token_hex(4)}"
         try:
             folder.parent.mkdir(mode=0o700, exist_ok=True)
@@ -142,7 +146,7 @@ class Store:
     def put(self, key: str, source: Path, facts: Mapping[str, Any], work: Path) -> None:
         """Keep a folder's files as an artifact (see `Artifacts.put`), and hold the size limit."""
         self.artifacts.put(key, source, facts, work)
-        if sum(row.bytes for row in self.database.artifacts()) > limit_bytes():
+        if sum(row.bytes for row in self.database.artifacts()) + _size(self.folder / "shared") > limit_bytes():
             self.collect()
 
     def take(self, key: str, into: Path) -> Artifact | None:
@@ -246,6 +250,13 @@ class Store:
 
     def _sweep(self) -> int:
         """Remove work folders of dead processes, and artifacts that were never made known."""
+        count = self._sweep_work()
+        for folder in list(self.artifacts.orphans(_GRACE_SECONDS)):
+            shutil.rmtree(folder, ignore_errors=True)
+            count += 1
+        return count
+
+    def _sweep_work(self) -> int:
         count = 0
         with suppress(FileNotFoundError):
             for folder in (self.folder / "work").iterdir():
@@ -253,9 +264,6 @@ class Store:
                 if owner is None or not owner.alive(folder.stat().st_mtime):
                     shutil.rmtree(folder, ignore_errors=True)
                     count += 1
-        for folder in list(self.artifacts.orphans(_GRACE_SECONDS)):
-            shutil.rmtree(folder, ignore_errors=True)
-            count += 1
         return count
 
     def _live(self) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..schema import Choice, Event, Trial, from_data
+from .recall import RETRIED
 from .strategies.words import accuracy, counted, milliseconds, times
 
 
@@ -17,13 +18,19 @@ def line(event: Event) -> str | None:
         trials = int(data.get("trials") or 0)
         return (
             f"data: {data.get('understood', '')}\n"
-            f"{counted(len(modules), 'module')}, {counted(trials, 'trial')}, about {round(float(data.get('estimated_seconds') or 0))} s"
+            f"{counted(len(modules), 'module')}, {counted(trials, 'trial')}"
+            f"{f' ({known} known from earlier runs)' if (known := int(data.get('known') or 0)) else ''}"
+            f", about {round(float(data.get('estimated_seconds') or 0))} s"
         )
     if event.kind == "trial_finished":
-        return f"{where}: {trial_sentence(from_data(data['trial'], Trial))}"
+        earlier = " (in an earlier run)" if data.get("reused") else ""
+        return f"{where}: {trial_sentence(from_data(data['trial'], Trial))}{earlier}"
     if event.kind == "trial_failed":
         trial = from_data(data["trial"], Trial)
-        return f"{where}: {trial.candidate.label} {trial.status if trial.status != 'ok' else 'refused'}: {trial.reason}"
+        status = trial.status if trial.status != "ok" else "refused"
+        again = "; retry=True tries it again" if trial.status in RETRIED else ""
+        earlier = f" (in an earlier run{again})" if data.get("reused") else ""
+        return f"{where}: {trial.candidate.label} {status}: {trial.reason}{earlier}"
     if event.kind == "choice_made":
         return f"{where}: {from_data(data['choice'], Choice).reason}"
     if event.kind == "run_finished":
