@@ -135,7 +135,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class PointResult:
-    """What was measured for a candidate at one point. `eager` was measured in alternation with `latency`."""
+    """What was measured for a candidate at one point. `eager` was measured in alternation with `latency`.
+
+    Where a rough look stopped the trial, `rough` and `rough_eager` are its figures. They serve estimates and decide nothing.
+    """
 
     point: Point
     calls: int
@@ -144,6 +147,8 @@ class PointResult:
     latency: Measurement | None = None
     eager: Measurement | None = None
     peak_memory_bytes: int | None = None
+    rough: Measurement | None = None
+    rough_eager: Measurement | None = None
 
     @property
     def speedup(self) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from ..schema import (
     Candidate,
     Choice,
     Comparison,
+    Measurement,
     OpaqueLeaf,
     Point,
     PointResult,
@@ -202,7 +203,12 @@ def not_ok(trial: Trial, error: Exception, seconds: float, *, built: bool) -> Tr
         ends: dict[str, TrialStatus] = {"ended": "crashed", "time": "timed out"}
         status, seconds = ends.get(error.cause, "failed"), error.seconds
         return replace(
-            trial, status=status, reason=str(error), build_seconds=seconds, isolated=True, log=error.log[-LOG_CHARACTERS:]
+            trial,
+            status=status,
+            reason=str(error),
+            build_seconds=seconds,
+            isolated=True,
+            log=error.log[-LOG_CHARACTERS:],
         )
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     what = "failed to run" if built else "failed to build"
@@ -294,18 +300,31 @@ def _timed(bench: Bench, built: Built, trial: Trial, rival: Rival | None) -> Ste
     """The trial with latencies at every point, eager's taken in alternation."""
     start = time.perf_counter()
     results = []
+    label = trial.candidate.label
     if rival is not None:
         yield "rough look", None
         points = sorted((r.point for r in trial.points), key=lambda p: -bench.recorded.seconds[p])
-        stopped = rough_look(
-            trial.candidate.label, points, rival, lambda point, limits: time_point(bench, built, point, limits=limits)
-        )
+        looks: dict[Point, Mapping[str, Measurement]] = {}
+
+        def look(point: Point, limits: MeasureLimits) -> Timing:
+            timing = time_point(bench, built, point, limits=limits)
+            looks[point] = timing.measurements
+            return timing
+
+        stopped = rough_look(label, points, rival, look)
         if stopped is not None:
-            return replace(trial, reason=stopped, measure_seconds=time.perf_counter() - start)
+            rough = tuple(
+                replace(r, rough=looks[r.point].get(label), rough_eager=looks[r.point].get("eager"))
+                if r.point in looks
+                else r
+                for r in trial.points
+            )
+            spent = time.perf_counter() - start
+            return replace(trial, points=rough, reason=stopped, measure_seconds=spent)
     for number, result in enumerate(trial.points):
         yield "measure", number / len(trial.points)
         measured = time_point(bench, built, result.point).measurements
-        results.append(replace(result, latency=measured[trial.candidate.label], eager=measured["eager"]))
+        results.append(replace(result, latency=measured[label], eager=measured["eager"]))
     return replace(trial, points=tuple(results), measure_seconds=time.perf_counter() - start)
 
 

@@ -170,7 +170,14 @@ class _Tried:
         trial = self.trials[candidate]
         eager = self.trials.get(EAGER, trial)
         called = [result for result in trial.points if result.calls]
-        pairs = [(result, result.latency, eager_at(result, eager)) for result in called]
+        # Figures of a rough look are better than none, and marked.
+        pairs = [
+            (r, r.rough, r.rough_eager)
+            if r.latency is None and r.rough is not None
+            else (r, r.latency, eager_at(r, eager))
+            for r in called
+        ]
+        rough = any(r.latency is None for r in called)
         measured = [m for _, mine, theirs in pairs for m in (mine, theirs)]
         problem = ""
         if trial.status != "ok":
@@ -198,9 +205,7 @@ class _Tried:
             trial.relative_l2,
             trial.factor_over_eager,
             problem,
-            "other load disturbed a measurement"
-            if not problem and any(m is not None and m.disturbed for m in measured)
-            else "",
+            "" if problem else _note(measured, rough=rough),
         )
 
 
@@ -296,6 +301,13 @@ def _weights_bytes(state: SessionState) -> int:
     modules = {_module((str(row["path"]), str(row.get("method", "forward")), "")): row for row in state.rows}
     outer = [path for path in modules if not any(is_beneath(path, other) for other in modules)]
     return sum(int(modules[path].get("parameter_bytes") or 0) for path in outer)
+
+
+def _note(measured: Iterable[Measurement | None], *, rough: bool) -> str:
+    notes = ["from a rough look, not measured in full"] if rough else []
+    if any(m is not None and m.disturbed for m in measured):
+        notes.append("other load disturbed a measurement")
+    return "; ".join(notes)
 
 
 def _is_figure(measurement: Measurement | None) -> bool:

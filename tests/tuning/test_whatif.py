@@ -97,6 +97,24 @@ def test_what_has_no_figures_gives_no_latency_but_says_why() -> None:
     assert guess.sentence.startswith("no estimate: a, fast: failed: it broke")
 
 
+def test_figures_of_a_rough_look_serve_and_are_marked() -> None:
+    looked = PointResult(Point(), 2, 1.0, rough=measured(3.0, 0.5), rough_eager=measured(1.0, 0.5))
+    guess = whatif.estimate(state(trial("a", SLOW, looked, reason="stopped after a rough look")), {"a": "slow"})
+    assert guess.latency is not None
+    assert guess.latency.ms == pytest.approx(24.0)
+    assert guess.notes[0] == "a, slow: from a rough look, not measured in full"
+
+
+def test_a_run_keeps_what_a_rough_look_saw() -> None:
+    result = tuned(Mlp().eval(), [torch.randn(2, 4)], scripted(latency_ms=0.5), scripted(latency_ms=5.0))
+    hopeless = next(t for t in result.trials.values() if t.candidate == scripted(latency_ms=5.0))
+    assert hopeless.points[0].latency is None
+    guess = whatif.estimate(result, {"": scripted(latency_ms=5.0)})
+    assert guess.parts[0].saving is not None
+    assert guess.parts[0].saving.ms == pytest.approx(-4.0, rel=0.1)
+    assert "rough look" in guess.notes[0]
+
+
 def test_figures_taken_under_other_load_are_marked() -> None:
     noisy = PointResult(Point(), 2, 1.0, None, measured(1.0, disturbed="a neighbour"), measured(2.0))
     guess = whatif.estimate(state(trial("a", FAST, noisy)), {"a": "fast"})
