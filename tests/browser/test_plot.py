@@ -17,6 +17,7 @@ def figure(scale):
     drawn.add_scatter(name="onnxruntime", x=[1, 2, 3, 4], y=[scale * v for v in (4, 3, 2, 1)], marker_color="#56B4E9")
     drawn.add_scatter(name="inductor", x=[1, 2, 3, 4], y=[scale * v for v in (1, 2, 3, 4)], marker_color="#E69F00")
     title = {"text": "Latency", "subtitle": {"text": "median of 60 blocks<br>95 % intervals"}}
+    title |= {"x": 0, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 8, "l": 8}}
     return drawn.update_layout(title=title, yaxis_title="latency (ms)", uirevision="latency")
 
 plot, other = PlotView(figure(1)), PlotView(figure(2))
@@ -65,6 +66,7 @@ def test_figures_follow_theme_and_updates_and_keep_zoom_and_legend(lab_page: Cal
 
     tops = place.evaluate("e => [...e.querySelectorAll('.gtitle tspan.line')].map(l => l.getBoundingClientRect().top)")
     assert len(tops) == 3
+    assert place.bounding_box()["y"] <= tops[0]
     assert tops == sorted(set(tops)), "no line of the title lies over another"
 
     width = place.evaluate("e => e._fullLayout.width")

@@ -71,7 +71,7 @@ function themed(figure, neutral, at) {
     style.getPropertyValue(name).trim() || otherwise;
   const text = colour("--jp-ui-font-color1", "#333");
   const muted = colour("--jp-ui-font-color2", "#666");
-  const line = colour("--jp-border-color1", "#ccc");
+  const line = muted; // whiskers and reference lines must stand out; borders of the page need not
   const grid = colour("--jp-border-color2", "#ddd");
   const ground = colour("--jp-layout-color1", "#fff");
   const page = { ink: text, muted, line, grid };
@@ -107,7 +107,10 @@ function themed(figure, neutral, at) {
  */
 function oneTitle({ subtitle, ...title }, muted) {
   const { size = 12, color = muted } = subtitle.font ?? {};
-  return { ...title, text: `${title.text}<br><span style="font-size:${size}px;color:${color}">${subtitle.text}</span>` };
+  // The baseline of the first of several lines, not their top, is put at the title's place.
+  const capital = title.yanchor === "top" ? Math.round(0.75 * (title.font?.size ?? 17)) : 0;
+  const pad = { ...title.pad, t: (title.pad?.t ?? 0) + capital };
+  return { ...title, pad, text: `${title.text}<br><span style="font-size:${size}px;color:${color}">${subtitle.text}</span>` };
 }
 
 /** @param {Figure} figure */
