@@ -58,7 +58,8 @@ def as_code(
         f"# {line}"
         for line in (
             f"Tunes `{target_name}` as it was tuned when this was written.",
-            f"`{target_name}` is the target with its weights, `{data_name}` the data, as they were then:",
+            f"`{target_name}` is the target with its weights, `{data_name}` the data, as they were then"
+            + (":" if state.understood else "."),
             *([clean(state.understood)] if state.understood else []),
         )
     ]
@@ -66,7 +67,7 @@ def as_code(
     for name, value in _named(options or {}):
         body.append(f"# {name} is yours: {clean(value)}")
     if paths:
-        body += [*_reasons(final), f"ait.wrap({target_name}, {_sequence([quoted(path) for path in paths])})"]
+        body += [*_reasons(final), f"ait.wrap({target_name}, {_sequence(_listed(paths))})"]
     arguments = [target_name, data_name, "plan=plan", *_options(options or {})]
     body += [f"result = {_call('ait.tune', arguments)}", "print(result)"]
     if changes:
@@ -210,7 +211,9 @@ def _reasons(final: Sequence[Choice]) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """A string as Python reads it, in double quotes where that needs no escapes."""
+    """A string as Python reads it: raw where it has backslashes, in double quotes where that needs no escapes."""
+    if "\\" in text and '"' not in text and text.isprintable() and not text.endswith("\\"):
+        return f'r"{text}"'
     written = repr(text)
     return f'"{written[1:-1]}"' if written[0] == "'" and '"' not in written else written
 
@@ -262,6 +265,27 @@ def _objects(name: str, value: Any) -> str:
 
 def _named(options: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, repr(v)[:80]) for name, v in options.items() if not _is_plain(v) and _objects(name, v) == name]
+
+
+def _listed(paths: Sequence[str]) -> list[str]:
+    """Paths as items of a list; a row of copies that are numbered on is one item: `*(f"layers.{i}" for i in range(24))`."""
+    items: list[str] = []
+    at = 0
+    while at < len(paths):
+        number = re.search(r"\d+", paths[at])
+        head, tail = (paths[at][: number.start()], paths[at][number.end() :]) if number else ("", "")
+        first = int(number[0]) if number else 0
+        count = 1
+        while number and at + count < len(paths) and paths[at + count] == f"{head}{first + count}{tail}":
+            count += 1
+        if count >= FOLD_FROM and paths[at] == f"{head}{first}{tail}" and re.fullmatch(r"[\w.]*", head + tail):
+            span = f"{first}, {first + count}" if first else f"{count}"
+            items.append(f'*(f"{head}{{i}}{tail}" for i in range({span}))')
+        else:
+            count = 1
+            items.append(quoted(paths[at]))
+        at += count
+    return items
 
 
 def _call(function: str, arguments: Sequence[str]) -> str:

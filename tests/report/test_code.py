@@ -127,11 +127,29 @@ def test_many_copies_are_one_rule_and_others_stay_apart() -> None:
     choices = tuple(map(runs.chosen, trials))
     folded = as_code(runs.state(*trials, choices=choices, rows=rows[:6]))
     assert folded.count("ait.Rule(") == 1
-    assert r'"re:layers\\.\\d+\\.mlp"' in folded
+    assert r'r"re:layers\.\d+\.mlp"' in folded
+    assert '[*(f"layers.{i}.mlp" for i in range(6))]' in folded
     # A rule for all would pin the seventh too, which is something else.
     apart = as_code(runs.state(*trials, other, choices=(*choices, runs.chosen(other)), rows=rows))
     assert apart.count("ait.Rule(") == 7
     assert 'ait.Candidate("inductor", options=(("freezing", True),))' in apart
+
+
+@pytest.mark.parametrize(
+    ("paths", "written"),
+    [
+        (["a.3", "a.4", "a.5", "head"], '[*(f"a.{i}" for i in range(3, 6)), "head"]'),
+        (["a.0", "a.1", "b.2"], '["a.0", "a.1", "b.2"]'),
+        (["a.00", "a.01", "a.02"], '["a.00", "a.01", "a.02"]'),
+        (["{x}.0", "{x}.1", "{x}.2"], '["{x}.0", "{x}.1", "{x}.2"]'),
+        ([f"l.{i}.{n}" for i in range(2) for n in "ab"], '["l.0.a", "l.0.b", "l.1.a", "l.1.b"]'),
+    ],
+)
+def test_numbered_modules_are_listed_in_short(paths: list[str], written: str) -> None:
+    trials = [runs.trial("onnxruntime", 1.0, 1e-8, path=path) for path in paths]
+    code = as_code(runs.state(*trials, choices=tuple(map(runs.chosen, trials))))
+    assert f"ait.wrap(model, {written})" in code
+    assert eval(written) == paths
 
 
 def test_own_pins_stay_as_they_were_written_with_what_was_accepted() -> None:
