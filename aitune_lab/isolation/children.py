@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -68,10 +69,18 @@ class Children:
     Args:
         folder: where its temporary files go; made if missing.
         limits: of each build.
+        entering: called before native code of a job's candidate runs in this process.
     """
 
-    def __init__(self, folder: Path, *, limits: BuildLimits | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        limits: BuildLimits | None = None,
+        entering: Callable[[BuildJob], None] = lambda job: None,
+    ) -> None:
         self.limits = limits or BuildLimits()
+        self._entering = entering
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._lock = threading.Lock()
@@ -120,6 +129,7 @@ class Children:
                 f"backend {job.candidate.backend!r} is not part of this package and may not build in this process, but "
                 f"{why}. isolation='off' allows it"
             )
+        self._entering(job)
         made = build_here(job)
         made.executable.notes = (*made.executable.notes, f"not isolated: {why}")
         return made
@@ -142,6 +152,7 @@ class Children:
             self._close()
         if answer["kind"] != "done":
             raise_failure(answer, text)
+        self._entering(job)
         if answer["recompiles"]:
             executable = variant.build(job)
         else:

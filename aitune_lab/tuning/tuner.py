@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..backends import registry
+from ..backends.base import BuildJob
 from ..capture.inspector import InspectedModule, Inspection, inspect
 from ..capture.tree import find_modules, outermost
 from ..environment import fingerprint
@@ -86,7 +87,13 @@ class Tuner:
         self._digests = weights_digests(content_digest)
         isolated = self.options.isolation == "auto"
         builds = self.recall.folder / "builds"
-        self._builds = Children(builds, limits=self.options.build_limits) if isolated else None
+        recall = self.recall  # held by the children; the tuner itself must not be
+
+        def entering(job: BuildJob) -> None:
+            recall.begin(job.folder.name, job.candidate)
+
+        limits = self.options.build_limits
+        self._builds = Children(builds, limits=limits, entering=entering) if isolated else None
         self._prepare_units = Preparation(
             target,
             data,
