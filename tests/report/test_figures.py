@@ -199,7 +199,7 @@ def test_difference_data() -> None:
     assert on_axis(zero.relative_l2) == FLOOR
     assert on_axis(broken.relative_l2) == CEILING
     assert info.budget == 1e-4
-    assert "float64" in info.caption[0]
+    assert "against float64, worst over 2 calls at each point" in info.caption[0]
     wide = replace(run.plan, tolerance=Tolerance(max_relative_error=1e-2))
     assert figures.difference_info(replace(run, plan=wide)).budget == 1e-2
     assert figures.difference(run).layout.xaxis.type == "log"

@@ -66,6 +66,8 @@ class DifferenceInfo:
     rows: tuple[Difference, ...]
     budget: float
     yardsticks: tuple[str, ...]
+    calls: tuple[int, ...] = ()
+    """How many calls were compared at a point: the fewest and the most."""
     left_out: int = 0
 
     @property
@@ -83,9 +85,10 @@ class DifferenceInfo:
     def caption(self) -> tuple[str, ...]:
         if not self.rows:
             return ("No candidate's outputs were compared with eager's.",)
+        over = " to ".join(map(str, dict.fromkeys(self.calls))) + (" call" if self.calls[-1:] == (1,) else " calls")
         said = [
             (
-                f"Relative L2 error per output against {' or '.join(self.yardsticks)}, worst over the samples of each point. "
+                f"Relative L2 error per output against {' or '.join(self.yardsticks)}, worst over {over} at each point. "
                 f"Dashed: the error budget, {error(self.budget)}. Tick: what its class allows. Ring: eager's own error."
             )
         ]
@@ -108,11 +111,13 @@ def difference_info(
     at = point_of(group, point) if point is not None else None
     worst: dict[tuple[str, str], Difference] = {}
     yardsticks: dict[str, None] = {}
+    calls: list[int] = []
     for trial in group.trials:
         for result in trial.points if trial.candidate.label != EAGER else ():
             if result.comparison is None or (at is not None and result.point != at):
                 continue
             yardsticks[result.comparison.yardstick] = None
+            calls.append(result.comparison.calls)
             for leaf in result.comparison.leaves:
                 row = Difference(
                     trial.candidate.label,
@@ -137,7 +142,13 @@ def difference_info(
     shown = [row for row in rows if row in kept]
     left_out = len(rows) - len(shown)
     return DifferenceInfo(
-        group.path, group.signature, tuple(shown), budget_of(state, group), tuple(yardsticks), left_out
+        group.path,
+        group.signature,
+        tuple(shown),
+        budget_of(state, group),
+        tuple(yardsticks),
+        (min(calls), max(calls)) if calls else (),
+        left_out,
     )
 
 
