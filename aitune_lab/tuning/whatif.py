@@ -17,7 +17,7 @@ from ..schema import Candidate, Measurement, Trial, from_data, is_beneath
 from .mixes import EAGER, Bounded, Change, Estimate, Key, Mix, MixDifference, Part, SideBySide
 from .session import SessionState, replay
 from .strategies.score import eager_at, why_untimed
-from .strategies.words import why_not_ok
+from .strategies.words import milliseconds, why_not_ok
 
 if TYPE_CHECKING:
     from .result import TuneResult
@@ -85,6 +85,13 @@ def estimate(source: SessionState | TuneResult, mix: Mix, *, name: str = "") -> 
             notes.append(
                 "the modules' own times add up to more than the whole target's, so they were taken under other conditions"
             )
+        by_share = _by_share(state, tried, parts, eager)
+        if by_share is not None and not latency.low_ms <= by_share <= latency.high_ms:
+            notes.append(
+                f"by the modules' shares of the inspected pass it would be {milliseconds(by_share)}: the whole and its "
+                "modules were measured under different load, so the bounds take both in"
+            )
+            latency = Bounded(latency.ms, min(latency.low_ms, by_share), max(latency.high_ms, by_share))
         ms, high = max(latency.ms, least.ms), max(latency.high_ms, least.ms)
         latency = Bounded(ms, min(max(latency.low_ms, least.low_ms, 0.0), ms), high)
     if eager_source == "inspected":
@@ -331,6 +338,25 @@ def _sum(figures: Iterable[Bounded]) -> Bounded:
     low = math.sqrt(sum((f.ms - f.low_ms) ** 2 for f in held))
     high = math.sqrt(sum((f.high_ms - f.ms) ** 2 for f in held))
     return Bounded(total, total - low, total + high)
+
+
+def _by_share(state: SessionState, tried: Mapping[Key, _Tried], parts: Sequence[Part], eager: Bounded) -> float | None:
+    """The mix's latency by another way, which load that differs between two measurements doesn't touch, in ms.
+
+    A module's share of the inspected pass, times its speed-up. None if a share isn't known.
+    """
+    shares = {str(row["path"]): row.get("share") for row in state.rows}
+    saved = 0.0
+    for part in parts:
+        if part.is_eager or part.saving is None or part.eager is None:
+            continue
+        siblings = [held.eager().eager for key, held in tried.items() if key[0] == part.path]
+        of_path = sum(figure.ms for figure in siblings if figure is not None)
+        share = shares.get(part.path)
+        if not share or not of_path:
+            return None
+        saved += share * (part.eager.ms / of_path) * (part.saving.ms / part.eager.ms)
+    return max(eager.ms * (1 - saved), 0.0)
 
 
 def _negative(figure: Bounded) -> Bounded:

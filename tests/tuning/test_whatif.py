@@ -44,8 +44,8 @@ def point(calls: int, latency: float, eager: float, half: float = 0.0, b: int = 
     return PointResult(Point((("b", b),)), calls, calls, None, measured(latency, half), measured(eager, half))
 
 
-def row(path: str, bytes_: int = 100, method: str = "forward") -> dict[str, Any]:
-    return {"path": path, "method": method, "parameter_bytes": bytes_, "total_seconds": 0.01, "share": 0.5}
+def row(path: str, bytes_: int = 100, method: str = "forward", share: float = 0.0) -> dict[str, Any]:
+    return {"path": path, "method": method, "parameter_bytes": bytes_, "share": share}
 
 
 def state(*trials: Trial, eager: Measurement | None = None, rows: tuple[Any, ...] = ()) -> SessionState:
@@ -128,6 +128,19 @@ def test_a_pass_takes_at_least_what_its_modules_take() -> None:
     assert guess.latency is not None
     assert guess.latency.ms == pytest.approx(4.0)
     assert any("other conditions" in note for note in guess.notes)
+
+
+def test_load_that_changed_between_the_whole_and_its_modules_widens_the_bounds() -> None:
+    # The whole pass took 20 ms, of which the module 90 %; in its trial that was 4.5 ms instead of 18.
+    rows = (row("a", share=0.9),)
+    busy = state(trial("a", FAST, point(1, 1.5, 4.5, half=0.1)), eager=measured(20.0, 0.5), rows=rows)
+    guess = whatif.estimate(busy, {"a": "fast"})
+    assert guess.latency is not None
+    assert guess.latency.ms == pytest.approx(17.0)
+    assert guess.latency.low_ms == pytest.approx(20 * (1 - 0.9 * 2 / 3))
+    assert "different load" in guess.notes[0]
+    calm = state(trial("a", FAST, point(1, 6.0, 18.0, half=0.1)), eager=measured(20.0, 0.5), rows=rows)
+    assert not whatif.estimate(calm, {"a": "fast"}).notes
 
 
 def test_eagers_own_trial_stands_in_where_eager_was_not_measured_beside() -> None:
