@@ -177,7 +177,7 @@ def _refuse_folded_constants(program: ExportedProgram) -> None:
 
 def _added_number(node: Any) -> float | None:
     """The magnitude of the number that a node adds to a tensor or subtracts; None if it does no such thing."""
-    args = getattr(node, "args", ())
+    args: tuple[Any, ...] = getattr(node, "args", ())
     if len(args) < 2 or getattr(node, "op", "") != "call_function" or _operator(node) not in ("add", "sub", "rsub"):
         return None
     number = args[1]
@@ -186,7 +186,8 @@ def _added_number(node: Any) -> float | None:
 
 def _operator(node: Any) -> str:
     schema = getattr(node.target, "_schema", None)
-    return str(schema.name).rpartition("::")[2].rstrip("_") if schema is not None else str(node.target)
+    name = str(schema.name).rpartition("::")[2] if schema is not None else str(node.target)
+    return name if name.startswith("__") else name.removesuffix("_")
 
 
 def _converted(program: ExportedProgram, job: BuildJob) -> tuple[Any, tuple[str, ...]]:
