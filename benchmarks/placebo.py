@@ -93,7 +93,7 @@ def tuned_label(index: int, *, with_faster: bool) -> str:
     if with_faster:
         candidates.insert(random.Random(index).randrange(PLACEBOS + 1), PlaceboBackend(left_out=1))
     x = torch.randn(module.rows, module.weight.shape[0], generator=torch.Generator().manual_seed(index))
-    options = TuneOptions(backends=tuple(candidates), end_to_end=False)
+    options = TuneOptions(backends=tuple(candidates), end_to_end=False, store=None, isolation="off")
     result = run(make_tuner(module, x, Plan(), options))
     unwrap(module)
     return result.choices[0].candidate.label
