@@ -1,4 +1,4 @@
-"""Joins a widget's JavaScript modules into one: a widget's source goes to the page as a single text."""
+"""Joins a widget's modules, and its style sheets: each goes to the page as a single text."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def bundled(name: str) -> str:
     seen: dict[str, str] = {}
     _collect(name, seen)
     return "\n".join(seen.values())
+
+
+def styles(*names: str) -> str:
+    """Style sheets `static/<name>` as one, in this order."""
+    return "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)
 
 
 def _collect(name: str, seen: dict[str, str]) -> None:

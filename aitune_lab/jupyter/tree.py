@@ -12,7 +12,7 @@ import anywidget
 import traitlets
 
 from ..errors import AituneError
-from .bundle import STATIC, bundled
+from .bundle import bundled, styles
 from .comm import answer_at_once
 from .protocol import Ack, Changes, Columns, Command, Patch, Tree
 
@@ -29,8 +29,8 @@ class TreeView(anywidget.AnyWidget):
     handles the page's message and must return at once.
     """
 
-    _esm = bundled("tree.js")
-    _css = STATIC / "tree.css"
+    _esm = bundled("tree_widget.js")
+    _css = styles("tree.css", "cells.css", "menu.css")
 
     tree = traitlets.Dict().tag(sync=True)
     height = traitlets.Int(420).tag(sync=True)

@@ -357,11 +357,11 @@ def test_two_thousand_modules_are_small(stack: SessionState) -> None:
     for i in range(500):
         rows += [dict(row) | {"path": row["path"].replace("layers.0", f"blocks.{i}.layers.0")} for row in block]
     assert len(rows) > 2000
-    assert len(json.dumps(columns_of(SessionState(rows=tuple(rows))))) + len(bundled("tree.js")) < 500_000
+    assert len(json.dumps(columns_of(SessionState(rows=tuple(rows))))) + len(bundled("tree_widget.js")) < 500_000
 
 
 def test_joined_modules_share_a_scope_without_a_clash() -> None:
-    source = bundled("tree.js")
+    source = bundled("tree_widget.js")
     assert "import {" not in source.replace('import("', "")
     names = re.findall(
         r"^(?:export default )?(?:async )?(?:function|class|const|let) (\w+)", source, flags=re.MULTILINE
