@@ -38,6 +38,7 @@ _EXTRAS = {
     "report": ("pandas",),
     "notebook": _NOTEBOOK,
     "signing": ("cryptography",),
+    "torchao": ("torchao",),
     "test": (
         *_DEMO,
         "openvino",
@@ -49,8 +50,9 @@ _EXTRAS = {
         "pytest",
         "pytest_timeout",
         "ruff",
+        "torchao",
     ),
-    "all": (*_DEMO, "openvino", *_NOTEBOOK, "cryptography"),
+    "all": (*_DEMO, "openvino", *_NOTEBOOK, "cryptography", "torchao"),
 }
 """Modules that tell whether an extra of the package is installed."""
 
