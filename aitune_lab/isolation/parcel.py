@@ -19,7 +19,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import psutil
 import torch
 
@@ -173,6 +172,8 @@ def _save(value: Any, path: Path, what: str) -> None:
 
 def _write(value: Any, path: Path, by_value: set[str]) -> set[str]:
     """Write a value with the classes and functions of some modules by value; gives the modules of those met."""
+    import cloudpickle
+
     met: set[str] = set()
 
     class Noting(cloudpickle.Pickler):  # type: ignore[misc]
@@ -191,6 +192,8 @@ def _write(value: Any, path: Path, by_value: set[str]) -> set[str]:
 @contextmanager
 def _sent_by_value(names: set[str]) -> Iterator[None]:
     """Cloudpickle's list of modules to send by value belongs to the whole process: put back afterwards."""
+    import cloudpickle
+
     with ExitStack() as stack:
         for module in [sys.modules[name] for name in names if name in sys.modules]:
             if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
@@ -231,6 +234,8 @@ def _blocking(value: Any) -> str:
     """The attribute of a module that can't be pickled, by its name; empty if none is found."""
     if not isinstance(value, torch.nn.Module):
         return ""
+    import cloudpickle
+
     for path, child in value.named_modules():
         for name, attribute in vars(child).items():
             if name in ("_parameters", "_buffers", "_modules"):

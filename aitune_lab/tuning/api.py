@@ -15,6 +15,7 @@ from ..capture.inspector import InspectedModule, inspect
 from ..capture.signature import DynamicShapes
 from ..capture.tree import find_modules, modules_of, tuned_methods
 from ..errors import TargetError
+from ..isolation import Isolation, default_isolation
 from ..runtime.installed import installed_in, uninstall_all
 from ..runtime.originals import Originals
 from ..schema import Event, Plan, Rule, StrategyConfig
@@ -123,6 +124,7 @@ def tune(
     originals: Originals = "device",
     store: StoreLike = "auto",
     retry: bool = False,
+    isolation: Isolation | None = None,
     dry_run: bool = False,
     progress: bool | Callable[[Event], None] = True,
 ) -> TuneResult:
@@ -156,6 +158,8 @@ def tune(
         store: where trials are kept and looked up, so that nothing is computed twice: `"auto"` is the cache folder,
             None is nowhere.
         retry: try again what failed in earlier runs, or never finished.
+        isolation: `"auto"` builds candidates and first calls them in child processes, which may crash and hang; `"off"` in
+            this one. Default: what `AITUNE_LAB_ISOLATION` says, else `"auto"`.
         dry_run: say what would be tried, and try nothing.
         progress: print lines to stderr as things happen, or a function that gets every event.
 
@@ -184,6 +188,7 @@ def tune(
         originals=originals,
         store=store,
         retry=retry,
+        isolation=isolation or default_isolation(),
         dry_run=dry_run,
     )
     tuner = make_tuner(target, data, held, options)
