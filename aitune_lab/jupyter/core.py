@@ -131,9 +131,6 @@ class LabCore:
         self._tune_job: Job[TuneResult] | None = None
         self._inspect_job: Job[Inspection] | None = None
         self._cancelled = False
-        self._paused = threading.Event()
-        self._go_on = threading.Event()
-        self._go_on.set()
         registry.remember(self)
 
     # --- what is known -----------------------------------------------------------------------------------------
@@ -272,9 +269,8 @@ class LabCore:
                 return self._tune_job
             registry.claim(self)
             self._cancelled = False
-            self.resume()
             self._tune_job = self._worker.submit("tune", self._tune)
-            self._set(phase="tuning", notice=None, stale=False)
+            self._set(phase="tuning", notice=None, stale=False, paused=False)
             return self._tune_job
 
     def _tune(self) -> TuneResult:
@@ -282,6 +278,8 @@ class LabCore:
             tuner = self._tuner = self._make_tuner(self.plan)
             if self._cancelled:
                 tuner.cancel()
+            elif self._snapshot.paused:
+                tuner.pause()
             result = run(tuner, self._take)
             self.inspection = tuner.inspection
         except BaseException as error:
@@ -300,12 +298,9 @@ class LabCore:
         return result
 
     def _take(self, event: Event) -> None:
-        """Take in an event of the engine, on the worker. While the run is paused the engine waits here."""
+        """Take in an event of the engine, on the worker."""
         with self._lock:
             self._set(state=self._session.apply(event))
-        if event.kind in ("run_finished", "run_cancelled", "run_failed"):
-            return
-        self._go_on.wait()
 
     def cancel(self) -> bool:
         """End the run at its next step; the target stays as it is. Tells whether there was one. Returns at once."""
@@ -319,22 +314,24 @@ class LabCore:
         elif job is not None and job.withdraw():
             registry.release(self)
             self._set(phase="ready" if self.inspection is not None else "new")
-        self.resume()
         return True
 
     def pause(self) -> bool:
-        """Hold the run at its next step; tells whether there is one."""
-        if not self.running:
-            return False
-        self._go_on.clear()
-        self._set(paused=True)
+        """Hold the run at its next step, its clock too; tells whether there is one."""
+        with self._lock:
+            if not self.running:
+                return False
+            self._set(paused=True)
+            if self._tuner is not None:
+                self._tuner.pause()
         return True
 
     def resume(self) -> None:
         """Let a paused run go on."""
-        self._go_on.set()
-        if self._snapshot.paused:
+        with self._lock:
             self._set(paused=False)
+            if self._tuner is not None:
+                self._tuner.resume()
 
     # --- other work --------------------------------------------------------------------------------------------
 

@@ -8,23 +8,23 @@ from typing import Any
 
 from ..capture.tree import find_modules
 from ..errors import DataError
-from ..store.home import home
-from ..store.runs import journals
+from ..store.store import Store
 from ..tuning.session import SessionState, read_journal, replay
 
 LOOKED_AT = 20
 """Journals that are looked into, the latest first."""
 
 
-def earlier_run(target: Any, folder: Path | None = None) -> SessionState | None:
+def earlier_run(target: Any, store: str | Path | None = "auto") -> SessionState | None:
     """What the last finished run of a target of this structure came to; None if there is none.
 
-    A journal is the target's if it names the same modules with the same classes and sizes. `folder` holds the
-    journals; by default that of the store.
+    A journal is the target's if it names the same modules with the same classes and sizes. `store` is where the run
+    was kept, as `tune` takes it.
     """
-    place = folder if folder is not None else home() / "runs"
+    if store in (None, "off"):
+        return None
     mine = _structure(target)
-    for path in journals(place)[:LOOKED_AT]:
+    for path in Store(None if store == "auto" else store).journals()[:LOOKED_AT]:
         try:
             state = replay(read_journal(path))
         except (DataError, OSError, ValueError):

@@ -58,22 +58,6 @@ def tune_step(snap: Snapshot) -> list[Block]:
     return blocks
 
 
-def remaining_seconds(state: SessionState) -> float | None:
-    """What the run still takes: what it was to take for the trials that are left, by how the ended ones kept to it."""
-    told = getattr(state.progress, "remaining_seconds", None)
-    if told is not None:
-        return float(told)
-    done, total = state.progress.done, state.progress.total
-    if state.estimated_seconds is None or not total:
-        return None
-    planned = state.estimated_seconds * (total - done) / total
-    if not done:
-        return max(0.0, planned)
-    spent = sum(t.build_seconds + t.measure_seconds for t in state.trials.values())
-    pace = spent / (state.estimated_seconds * done / total) if state.estimated_seconds else 1.0
-    return max(0.0, planned * pace)
-
-
 def progress_words(state: SessionState) -> str:
     """`onnxruntime on encoder: measuring`."""
     progress = state.progress
@@ -86,9 +70,9 @@ def progress_words(state: SessionState) -> str:
 def run_words(snap: Snapshot) -> str:
     """One line on a run that goes on: `trial 3 of 12: onnxruntime on encoder: measuring, about 20 s left`."""
     state = snap.state
-    if snap.phase == "inspecting" or state.status != "running":
-        return "inspecting"
-    left = remaining_seconds(state)
+    if state.status != "running":
+        return "ending" if snap.phase == "tuning" and state.trials else "inspecting"
+    left = state.remaining_seconds
     rest = f", about {seconds_words(left)} left" if left is not None else ""
     return f"trial {state.progress.done} of {state.progress.total}: {progress_words(state)}{rest}"
 
@@ -111,7 +95,7 @@ def _running(snap: Snapshot) -> list[Block]:
     fraction = None
     if progress.total:
         fraction = min(1.0, (progress.done + (progress.fraction or 0.0)) / progress.total)
-    left = remaining_seconds(state)
+    left = state.remaining_seconds
     note = f"{progress.done} of {counted(progress.total, 'trial')}, {seconds_words(state.elapsed)} so far"
     if left is not None and progress.done < progress.total:
         note += f", about {seconds_words(left)} left"

@@ -146,9 +146,9 @@ class LabWork(LabCore):
         self.say("")
 
     def _look_for_earlier(self, before: LabCore | None) -> None:
-        if self._earlier is None and before is None and self.options.store is not None:
+        if self._earlier is None and before is None:
             try:
-                self._earlier = earlier_run(self.target)
+                self._earlier = earlier_run(self.target, self.options.store)
             except Exception:
                 _log.exception("earlier runs of the target could not be looked up")
         if self._earlier is None:

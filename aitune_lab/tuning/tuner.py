@@ -131,7 +131,7 @@ class Tuner:
 
         With a store every event is in the run's journal before it is given out.
         """
-        if self.recall.store is not None:
+        if self.recall.store is not None and not self.options.dry_run:
             self.journal = self.recall.new_journal()
         steps = self._guarded_steps()
         events = journaled(steps, self.journal, strict=False) if self.journal is not None else steps

@@ -12,6 +12,7 @@ import torch
 
 import aitune_lab as ait
 from aitune_lab.errors import DataError, PlanError, TargetError
+from aitune_lab.jupyter.earlier import earlier_run
 from aitune_lab.jupyter.lab import Lab
 from aitune_lab.jupyter.views import preview_sentence, seconds_words
 from aitune_lab.schema import Plan, Rule
@@ -138,27 +139,23 @@ def test_the_same_target_after_a_tune_shows_its_results(make_lab: Any) -> None:
 
 
 def test_after_a_restart_the_earlier_run_is_offered_and_nothing_is_built(make_lab: Any, tmp_path: Path) -> None:
-    made = make_lab(store=tmp_path / "store")
+    store = tmp_path / "store"
+    made = make_lab(store=store)
     made.run()
-    # What a restart leaves: the journal, in the store's place of runs.
-    from aitune_lab.jupyter.earlier import earlier_run
-    from aitune_lab.tuning.session import write_journal
+    (store / "runs" / "99999999T000000.000000Z-1-0.jsonl").write_text("damaged\n{}\n")
+    assert earlier_run(torch.nn.Linear(2, 2), store) is None
+    assert earlier_run(Pipe(), None) is None
 
-    runs = tmp_path / "journals"
-    runs.mkdir()
-    write_journal(made.snapshot.result.events, runs / "1.jsonl")
-    (runs / "2.jsonl").write_text("damaged\n{}\n")
-    state = earlier_run(Pipe(), runs)
-    assert state is not None
-    assert [choice.candidate for choice in state.choices.values()] == [FAST, FAST]
-    assert earlier_run(torch.nn.Linear(2, 2), runs) is None
-
-    fresh = make_lab(target=Pipe())
-    fresh._earlier = state
+    # Another object, as in another process: nothing but the store knows of the run.
+    fresh = make_lab(target=Pipe(), store=store)
+    assert "earlier run of this target, with 4 trials" in fresh.snapshot.notice.text
     fresh.adopt_earlier()
-    assert fresh.snapshot.state.trials == state.trials
+    assert [choice.candidate for choice in fresh.snapshot.state.choices.values()] == [FAST, FAST]
     assert fresh.snapshot.result is None
     assert is_plain(fresh.target)
+    result = fresh.run()
+    assert result.counts.builds == 0
+    assert [choice.candidate for choice in result.choices] == [FAST, FAST]
 
 
 def test_pins_change_plan_and_code_and_out_of_tolerance_needs_accept_error(make_lab: Any) -> None:
