@@ -44,9 +44,10 @@ def _rows() -> list[object]:
 def test_a_case_is_right_or_stays_on_eager_as_the_table_says(name: str, backend: str) -> None:
     outcome = run_case(name, backend)
     assert outcome.verdict != "WRONG", outcome.reasons
-    if backend != "eager":
+    row = expected_outcomes()[name].get(backend)
+    if row is not None:
         # Whether children of a refused module are worth a trial is a matter of time, so only the module itself counts.
-        expected = expected_outcomes()[name][backend].partition(":")[0]
+        expected = row.partition(":")[0]
         dispatched = ("right", "partly")
         assert (outcome.verdict in dispatched) == (expected in dispatched), outcome.reasons
 
