@@ -321,3 +321,24 @@ def test_it_is_quiet_when_torchao_is_first_imported(tmp_path):
     assert ran.stdout.strip() == "Int8Tensor", ran.stderr
     assert ran.stderr == ""
     assert not logging.getLogger("torchao").filters
+
+
+def test_a_saved_file_gives_another_model_the_same_results(tmp_path):
+    import aitune_lab as ait
+    from aitune_lab.schema import Plan, Tolerance
+    from aitune_lab.testing import ScriptedMeter
+    from aitune_lab.tuning.api import make_tuner, run
+    from aitune_lab.tuning.options import TuneOptions
+
+    module, fresh, (x,) = mlp(), mlp(), batches(4)
+    options = TuneOptions(backends=("torchao[scheme=int8dyn, skip=4]",), meter=ScriptedMeter(), end_to_end=False)
+    run(make_tuner(module, [x], Plan(tolerance=Tolerance(max_relative_error=0.05)), options))
+    with torch.inference_mode():
+        want, exact = module(x), fresh(x)
+        ait.save(module, tmp_path / "tuned.ait")
+        ait.load(fresh, tmp_path / "tuned.ait")
+        got = fresh(x)
+    assert torch.equal(got, want)
+    assert not torch.equal(got, exact)
+    assert ait.stats(fresh).dispatched == 1
+    ait.unwrap(fresh), ait.unwrap(module)

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from case_run import EXPORT_NAMES, NAMES, expected_outcomes, run_case
 
-BACKENDS = ("eager", "onnxruntime", "openvino", "inductor", "inductor_aot")
+BACKENDS = ("eager", "onnxruntime", "openvino", "inductor", "inductor_aot", "torchao")
 QUICK_EXPORT = (
     "g01_fp16_norm_eps_vanishes",
     "g06_sdpa_bool_rows_off",
@@ -19,6 +19,7 @@ QUICK_EXPORT = (
     "g29_tiny_constants_dropped",
 )
 QUICK_OPENVINO = ("07_dynamic_batch_seq", "g29_tiny_constants_dropped")
+QUICK_TORCHAO = ("01_dict_output", "09_zero_size_batch", "14_tied_weights", "40_int8_outlier_channels")
 QUICK_INDUCTOR = ("10_inplace_input_mutation", "28_output_aliases_input")
 ON_EAGER_BY_RULE = {"17_train_mode_bn_dropout", "34_generator_output"}
 
@@ -32,6 +33,7 @@ def _rows() -> list[object]:
                 "onnxruntime": name in NAMES or name in QUICK_EXPORT,
                 "openvino": name in QUICK_OPENVINO,
                 "inductor": name in QUICK_INDUCTOR,
+                "torchao": name in QUICK_TORCHAO,
                 "inductor_aot": False,  # each compiles for half a minute
             }[backend]
             marks = () if quick else (pytest.mark.full,)
