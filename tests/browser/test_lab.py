@@ -160,9 +160,10 @@ def test_a_pin_changes_plan_and_code(lab_page: Callable[..., Any], theme: str) -
     tree = journey.root.locator("[role=treegrid]").first
     tree.locator("[role=row]", has_text="head").first.click()
     journey.page.keyboard.press("Enter")
-    journey.page.get_by_text(FAST).first.wait_for(timeout=LONG)
-    journey.shot(f"menu-{theme}")
-    journey.page.get_by_text(FAST).first.click()
+    item = journey.page.locator(".ait-menu .ait-item", has_text=FAST)
+    item.wait_for(timeout=LONG)
+    journey.lab.shot(f"lab-menu-{theme}")
+    item.click()
     journey.says("head: use scripted[latency_ms=0.25]")
     journey.shot(f"choose-{theme}")
     journey.step("export")
