@@ -10,7 +10,7 @@ const STATES = {
   "not run": "not called",
   untunable: "can’t be tuned",
   waiting: "waiting",
-  pending: "not applied yet",
+  pending: "not applied",
   running: "running",
   tried: "tried",
   tuned: "tuned",
@@ -98,7 +98,8 @@ export function stateText(c, i) {
   const word = STATES[c.state[i]];
   const more = c.activity[i];
   if (c.state[i] === "running") return more || word;
-  return more && word ? `${word}, ${more}` : word;
+  if (!more || !word) return word;
+  return c.copies[i] ? `${more} ${word}` : `${word}, ${more}`;
 }
 
 /** One sentence for screen readers. @param {Columns} c @param {number} i */
