@@ -17,16 +17,14 @@ from ..schema import Plan, StrategyConfig
 from ..tuning import whatif
 from ..tuning.candidates import as_candidate
 from ..tuning.mixes import Estimate, Mix, SideBySide
-from ..tuning.options import BackendLike
+from ..tuning.options import BackendLike, TuneOptions
 from ..tuning.result import TuneResult
 from ..tuning.strategies import Strategy
-from ..tuning.strategies.words import counted
 from . import plans, registry
 from .core import options_of
 from .display import Display, ProgressLine, bundle_of, can_show_widgets
 from .exports import as_script, static_html, write_export
-from .views import preview_sentence
-from .views_tune import ending_words, run_words
+from .views_tune import ending_words, lab_text, run_words
 from .whatifs import NamedMix, resolved
 from .work import LabWork
 
@@ -85,13 +83,19 @@ class Lab(LabWork):
         if getattr(self, "_made", False):
             self._offer(data, held, chosen)
             return
-        self._made = True
         if device is not None:
             target, data = _moved(target, data, device)
+        before = registry.lab_of(target)
+        self._set_up(target, data, held, chosen)
+        if isinstance(before, Lab):
+            before._give_way()
+
+    def _set_up(self, target: Any, data: Any, plan: Plan, options: TuneOptions) -> None:
+        self._made = True
         self._page: Page | None = None
         self._display = Display()
-        self._closed = False
-        super().__init__(target, data, held, chosen)
+        self._closed = self._replaced = False
+        super().__init__(target, data, plan, options)
 
     # --- the five steps ----------------------------------------------------------------------------------------
 
@@ -235,9 +239,8 @@ class Lab(LabWork):
     def fork(self) -> Lab:
         """A second Lab of this target, with the same data, options, plan and results, to try something else in."""
         other = object.__new__(type(self))
-        other._made = False
-        other.__init__(self.target, self.data, plan=self.plan)  # type: ignore[misc]
-        other.options, other.inspection = self.options, self.inspection
+        other._set_up(self.target, self.data, self.plan, self.options)
+        other.inspection = self.inspection
         other._carry(self.snapshot.state, self.snapshot.result)
         other.shown, other.exports = self.shown, self.exports
         other.say("")
@@ -302,6 +305,16 @@ class Lab(LabWork):
             }
         )
 
+    def _give_way(self) -> None:
+        """Another Lab of this target was made: this one's widgets go as soon as no page shows them."""
+        self._replaced = True
+        self._left()
+
+    def _left(self) -> None:
+        page = self._page
+        if self._replaced and not self.running and page is not None and page.view.pages == 0:
+            self.finish()
+
     def static(self) -> str:
         """What the page shows, as HTML that needs neither kernel nor script."""
         return static_html(self)
@@ -325,6 +338,7 @@ class Lab(LabWork):
             from .page import Page
 
             self._page = Page(self)
+            self._page.view.on_left(self._left)
             _shown.add(self)
         return self._page
 
@@ -332,21 +346,7 @@ class Lab(LabWork):
         return str(self)
 
     def __str__(self) -> str:
-        snap = self.snapshot
-        name = snap.state.target
-        if snap.result is not None:
-            return f"Lab of {name}: {ending_words(snap, snap.result)}\n{snap.result}"
-        if self.running:
-            return f"Lab of {name}: {run_words(self.snapshot)}"
-        if self.inspection is not None:
-            preview = snap.preview
-            rest = (
-                f"; {preview_sentence(preview, snap.plan.limits.max_seconds)}"
-                if preview and not preview.problem
-                else ""
-            )
-            return f"Lab of {name}: inspected, {counted(len(snap.state.rows), 'module')}{rest}\n{self.inspection}"
-        return f"Lab of {name}: not inspected yet. lab.run() inspects and tunes"
+        return lab_text(self.snapshot, self.inspection, running=self.running)
 
     def _tune(self) -> TuneResult:
         try:

@@ -47,6 +47,7 @@ class LabView(anywidget.AnyWidget):
         self._on_command: Callable[[str, Mapping[str, Any]], Any] | None = None
         self._pages: set[str] = set()
         self._left = threading.Event()
+        self._when_left: Callable[[], None] = lambda: None
         self.tree_view, self.plot_view = tree, plot
         super().__init__(
             view={"revision": 0, "sections": dict(sections)},
@@ -79,6 +80,10 @@ class LabView(anywidget.AnyWidget):
         type as well.
         """
         self._on_command = callback
+
+    def on_left(self, callback: Callable[[], None]) -> None:
+        """Set what is called when the last page has said that it shows this widget no more; it must return at once."""
+        self._when_left = callback
 
     def wait_until_left(self, timeout: float) -> bool:
         """Wait until no page shows this widget any more (seconds); tells whether that came to be."""
@@ -119,7 +124,9 @@ class LabView(anywidget.AnyWidget):
         if op == "gone":
             with self._lock:
                 self._pages.discard(str(args.get("view")))
-                if not self._pages:
-                    self._left.set()
+                if self._pages:
+                    return None
+                self._left.set()
+            self._when_left()
             return None
         return self._on_command(op, args) if self._on_command is not None else None

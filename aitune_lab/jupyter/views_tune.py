@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..capture.inspector import Inspection
 from ..report.text import Column
 from ..schema import Trial
 from ..tuning.progress import trial_sentence
@@ -11,7 +12,7 @@ from ..tuning.strategies.words import counted, times
 from . import blocks as b
 from .blocks import Block
 from .core import Snapshot
-from .views import gain_words, module_name, seconds_words, start_blocks
+from .views import gain_words, module_name, preview_sentence, seconds_words, start_blocks
 
 _PHASES = {
     "build": "building",
@@ -87,6 +88,21 @@ def ending_words(snap: Snapshot, result: TuneResult) -> str:
         return f"{took}: nothing that is right is faster, so eager stays"
     gain = gain_words(snap)
     return f"{took}: {counted(tuned, 'choice')}{f', {gain} end to end' if gain else ''}"
+
+
+def lab_text(snap: Snapshot, inspection: Inspection | None, *, running: bool) -> str:
+    """A Lab as plain text: a line on where it is, and what is known by then."""
+    name = snap.state.target
+    if running:
+        return f"Lab of {name}: {run_words(snap)}"
+    if snap.result is not None:
+        return f"Lab of {name}: {ending_words(snap, snap.result)}\n{snap.result}"
+    if inspection is None:
+        return f"Lab of {name}: not inspected yet. lab.run() inspects and tunes"
+    said = f"Lab of {name}: inspected, {counted(len(snap.state.rows), 'module')}"
+    if snap.preview is not None and not snap.preview.problem:
+        said += f"; {preview_sentence(snap.preview, snap.plan.limits.max_seconds)}"
+    return f"{said}\n{inspection}"
 
 
 def _running(snap: Snapshot) -> list[Block]:

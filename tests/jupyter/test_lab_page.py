@@ -245,3 +245,22 @@ def test_a_page_that_does_not_go_keeps_its_widgets(make_lab: Any, wired: Any, mo
     lab.close()
     assert wire.page.view.comm is not None
     assert "lab.static()" in wire.section("notice")
+
+
+def test_a_lab_that_was_replaced_closes_when_its_page_has_gone(make_lab: Any, wired: Any) -> None:
+    lab = make_lab()
+    wire = wired(lab)
+    lab.run()
+    wire.page.flush(30)
+    view = wire.page.view
+    wire.ask("here", view="page-1")
+    fork = lab.fork()
+    assert not lab._replaced
+    assert fork.snapshot.result is lab.snapshot.result
+    make_lab()
+    assert view.comm is not None
+    view._received(None, {"id": "x", "op": "gone", "args": {"view": "page-1"}}, [])
+    end = time.monotonic() + 30
+    while view.comm is not None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert view.comm is None
