@@ -8,8 +8,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -58,6 +58,19 @@ def build_here(job: BuildJob) -> Build:
     start = time.perf_counter()
     executable = variant.build(job)
     return Build(executable, False, time.perf_counter() - start)
+
+
+@contextmanager
+def building(folder: Path, isolation: Isolation | None = None) -> Iterator[Callable[[BuildJob], Build]]:
+    """What builds candidates, while entered: children with files in `folder`, or this process if isolation is off."""
+    if (isolation or default_isolation()) == "off":
+        yield build_here
+        return
+    children = Children(folder)
+    try:
+        yield children.build
+    finally:
+        children.close()
 
 
 class Children:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..backends.base import Backend
+from ..backends.base import Backend, BuildJob
 from ..capture.data import Understood, understand
 from ..capture.inspector import Inspection, ModuleRow, inspect, run_item, takes
 from ..capture.probe import probe, why_not
@@ -27,6 +27,7 @@ from ..capture.signature import signatures_of
 from ..capture.state import preserved
 from ..capture.tree import find_modules, outermost
 from ..errors import TargetError
+from ..isolation import Build, building
 from ..measure.blocks import MeasureLimits
 from ..schema import Candidate, ErrorClass, LeafDifference, Tolerance, Trial, TrialStatus
 from .bench import Bench
@@ -237,10 +238,10 @@ class _Walk:
     def level(self, rows: Sequence[ModuleRow], depth: int, kind: Kind | None) -> list[BisectRow]:
         """The modules in the order of execution, up to the first that diverges (in the given way, if one is given)."""
         tried = []
-        with _folder() as folder:
+        with _folder() as folder, building(folder / "builds") as build:
             for row, recording in self._recorded(rows):
                 self.progress(f"{row.path or '(model)'}: trying {self.candidate.label} on {row.class_name} alone")
-                result = self._try(row, recording, depth, folder)
+                result = self._try(row, recording, depth, folder, build)
                 recording.shapes.clear()
                 tried.append(result)
                 if result.kind == kind or (kind is None and result.kind != "right"):
@@ -258,7 +259,9 @@ class _Walk:
         pairs = [(row, rec) for row, rec in zip(rows, recorder.recordings, strict=True) if rec.place is not None]
         return sorted(pairs, key=lambda pair: pair[1].place or 0)
 
-    def _try(self, row: ModuleRow, recording: Recording, depth: int, folder: Path) -> BisectRow:
+    def _try(
+        self, row: ModuleRow, recording: Recording, depth: int, folder: Path, build: Callable[[BuildJob], Build]
+    ) -> BisectRow:
         base = BisectRow(depth, row.path, row.class_name, "failed")
         reason = why_not(recording)
         if reason is not None:
@@ -274,8 +277,11 @@ class _Walk:
                     folder,
                     torch.get_num_threads(),
                     MeasureLimits(),
+                    build=build,
                 )
-                built = _result(trial_steps(bench, self.candidate, f"{depth}-{len(list(folder.iterdir()))}", timed=False))
+                built = _result(
+                    trial_steps(bench, self.candidate, f"{depth}-{len(list(folder.iterdir()))}", timed=False)
+                )
                 if built.installed is not None:
                     built.installed.executable.close()
                 result = _row(base, built.trial)
