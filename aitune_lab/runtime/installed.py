@@ -187,6 +187,15 @@ def _refuse_dropped(installed: Sequence[Installed], what: str) -> None:
             )
 
 
+def take_back(target: Any, installed: Sequence[Installed]) -> None:
+    """Take back those of the given that are installed in a target; others stay."""
+    with guarded():
+        for item in installed_in(target):
+            if any(item is other for other in installed):
+                _detach(item)
+                _close(item)
+
+
 def refresh(target: Any) -> bool:
     """Look at the weights of all tuned modules now; True if every executable holds (again).
 

@@ -230,8 +230,17 @@ def run(
 ) -> TuneResult:
     """Drive a tuner to its end. With `progress=True` a line for each notable event goes to stderr.
 
-    Each event is written to the journal, if a file is named, before anything else learns of it.
+    Each event is written to the journal, if a file is named, before anything else learns of it. An interrupt leaves
+    the target untuned, whenever it comes.
     """
+    try:
+        return _driven(tuner, progress, journal)
+    except KeyboardInterrupt:
+        tuner.take_back()
+        raise
+
+
+def _driven(tuner: Tuner, progress: bool | Callable[[Event], None], journal: str | Path | None) -> TuneResult:
     events = []
     for event in journaled(tuner.steps(), journal) if journal is not None else tuner.steps():
         events.append(event)

@@ -21,7 +21,7 @@ from ..capture.tree import find_modules, outermost
 from ..environment import fingerprint
 from ..errors import AituneWarning, TargetError
 from ..isolation import Children
-from ..runtime.installed import install_all, release_originals
+from ..runtime.installed import Installed, install_all, release_originals, take_back
 from ..runtime.originals import bytes_of, is_dropped
 from ..runtime.weights import content_digest
 from ..schema import Choice, Event, Plan, to_data
@@ -82,6 +82,7 @@ class Tuner:
         self._racing = Racing(self.plan, self.recall, self.control, self._events)
         self.trials = self._racing.trials
         self._units: list[Unit] = []
+        self._installed: list[Installed] = []
         # Artifacts live as long as what is installed from them: the jobs hold the control, and that this.
         self.keep = weakref.finalize(self, remove_folder, self.recall.folder, os.getpid())
         self._digests = weights_digests(content_digest)
@@ -150,6 +151,7 @@ class Tuner:
             raise
         except KeyboardInterrupt:
             _close(units)
+            self.take_back()
             yield self._events.event("run_cancelled", data={"seconds": self.control.seconds()})
             raise
         except BaseException:
@@ -159,6 +161,11 @@ class Tuner:
             if self._builds is not None:
                 self._builds.close()
             _free_cached_memory()
+
+    def take_back(self) -> None:
+        """Uninstall what the run has installed at its end: an interrupt since then leaves the target untuned."""
+        installed, self._installed = self._installed, []
+        take_back(self.target, installed)
 
     def apply_best(self) -> tuple[Choice, ...]:
         """Install the best found so far, in a run that is paused or was cancelled; gives its choices.
@@ -264,6 +271,7 @@ class Tuner:
             done += 1
         made = prepared(units, self.plan, self.options)
         yield from self._racing.between_steps()
+        self._installed = made
         install_all(made)
         self.choices = [choice for unit in units for choice in unit.choices]
         estimated = estimate(self.inspection, units)
@@ -280,6 +288,7 @@ class Tuner:
                 advice = "aitune_lab.unwrap(target) takes the choices back"
                 warnings.warn(f"{self.end_to_end.sentence}; {advice}", AituneWarning, stacklevel=3)
         if self.options.originals != "device":
+            self._installed = []
             for path, why in release_originals(self.target, made, self.options.originals).items():
                 yield self._events.log(f"the weights of {path or '(model)'} stay where they are: {why}", "warning")
         yield self._events.event(

@@ -74,7 +74,7 @@ def hooked_pair(seen: list[str]) -> Pair:
 def tune(target: Any) -> Any:
     with scripted_backend():
         # The check at the end is another matter: by then the choices are in use, and an interrupt ends the check only.
-        options = TuneOptions(backends=("scripted",), meter=ScriptedMeter(), end_to_end=False)
+        options = TuneOptions(backends=("scripted",), meter=ScriptedMeter(), end_to_end=False, store=None)
         return run(make_tuner(target, [X, X[:2]], Plan(), options))
 
 
