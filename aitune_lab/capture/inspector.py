@@ -339,10 +339,14 @@ def _pass(target: Any, function: Callable[..., Any] | None, understood: Understo
 
 def _entry_methods(found: Sequence[Found], timer: _Timer) -> dict[int, list[str]]:
     """`forward` where it ran; where it never did, the methods that took and gave tensors."""
+    timings: dict[int, dict[str, _Timing]] = {}
+    for (key, method), timing in timer.timings.items():
+        if timing.calls:
+            timings.setdefault(key, {})[method] = timing
     result = {}
     for item in found:
         key = id(item.module)
-        ran = {m: t for (k, m), t in timer.timings.items() if k == key and t.calls}
+        ran = timings.get(key, {})
         methods = [m for m, t in ran.items() if m != "forward" and t.tensors]
         result[key] = methods if methods and "forward" not in ran else ["forward"]
     return result
@@ -355,7 +359,8 @@ def _rows(
     held = {path for item in found for path in item.paths}
     for item in found:
         module, path = item.module, item.paths[0]
-        depth = sum(path.startswith(other + ".") or other == "" for other in held if other != path)
+        above = [path[:i] for i, letter in enumerate(path) if letter == "."]
+        depth = sum(other in held for other in above) + ("" in held and path != "")
         parameters, buffers = list(module.parameters()), list(module.buffers())
         base = ModuleRow(
             path=path,
