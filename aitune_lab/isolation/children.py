@@ -184,6 +184,7 @@ class Children:
         folders = [job.folder, scratch, job.shared]
         return {
             "fresh": not _can_fork(job),
+            "in_memory": str(self._outbox.in_memory) if self._outbox.in_memory is not None else None,
             "folders": [str(folder) for folder in folders],
             "job": {
                 "files": files,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -42,6 +43,8 @@ def main(fd: int, parent: int) -> None:
         pass
     finally:
         end_descendants(helper.reaper, helper.groups)
+        if helper.in_memory is not None:  # who was killed could not remove it
+            shutil.rmtree(helper.in_memory, ignore_errors=True)
 
 
 @dataclass
@@ -58,6 +61,7 @@ class _Helper:
         self.reaper = Reaper()
         self.kept: _Worker | None = None
         self.groups: set[int] = set()
+        self.in_memory: str | None = None
 
     def serve(self) -> None:
         while True:
@@ -73,6 +77,7 @@ class _Helper:
 
     def _job(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run a job in a worker to its end; afterwards nothing that it started is left."""
+        self.in_memory = request["in_memory"]
         fresh: bool = request["fresh"]
         for name in request["imports"]:
             with suppress(Exception):  # the job meets the error where it belongs

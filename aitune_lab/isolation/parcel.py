@@ -7,6 +7,7 @@ notebook come along by value. Tensors are mapped from the file, not copied.
 from __future__ import annotations
 
 import importlib.machinery
+import os
 import shutil
 import sys
 import tempfile
@@ -57,7 +58,7 @@ class Outbox:
         self.folder = folder
         self.in_memory: Path | None = None
         if _TMPFS.is_dir():
-            self.in_memory = Path(tempfile.mkdtemp(prefix="aitune-lab-", dir=_TMPFS))
+            self.in_memory = Path(tempfile.mkdtemp(prefix=f"aitune-lab-{os.getpid()}-", dir=_TMPFS))
         self._module: _Sent | None = None
         self._calls: _Sent | None = None
         self._number = 0

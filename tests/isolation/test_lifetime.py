@@ -64,6 +64,7 @@ def test_script_without_main_guard_that_is_interrupted_and_killed(tmp_path: Path
             script.kill()
         assert len(pids) == 2
         assert all_end(list(map(int, pids)))
+    assert not list(Path("/dev/shm").glob(f"aitune-lab-{script.pid}-*"))
 
 
 def test_sudden_end_of_the_helper(net: nn.Module, empty: Path, tmp_path: Path) -> None:
