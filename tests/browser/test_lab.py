@@ -158,7 +158,7 @@ def test_a_pin_changes_plan_and_code(lab_page: Callable[..., Any], theme: str) -
     journey.step("choose")
     journey.says("8 trials over 2 modules")
     tree = journey.root.locator("[role=treegrid]").first
-    tree.locator("[role=row]", has_text="head").first.click()
+    tree.locator("[role=row]", has_text="head").first.click(position={"x": 60, "y": 12})
     journey.page.keyboard.press("Enter")
     item = journey.page.locator(".ait-menu .ait-item", has_text=FAST)
     item.wait_for(timeout=LONG)
