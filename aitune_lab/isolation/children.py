@@ -25,7 +25,7 @@ from .outcome import raise_failure, tail
 from .parcel import Outbox, Unsendable, is_third_party
 from .worker import scratch_environment
 
-Isolation = Literal["auto", "off"]
+Isolation = Literal["auto", "all", "off"]
 VARIABLE = "AITUNE_LAB_ISOLATION"
 
 
@@ -66,7 +66,7 @@ def building(folder: Path, isolation: Isolation | None = None) -> Iterator[Calla
     if (isolation or default_isolation()) == "off":
         yield build_here
         return
-    children = Children(folder)
+    children = Children(folder, gpu=(isolation or default_isolation()) == "all")
     try:
         yield children.build
     finally:
@@ -83,6 +83,7 @@ class Children:
         folder: where its temporary files go; made if missing.
         limits: of each build.
         entering: called before native code of a job's candidate runs in this process.
+        gpu: jobs on a GPU too, in fresh processes that start CUDA anew; otherwise those are built in this process.
     """
 
     def __init__(
@@ -91,9 +92,11 @@ class Children:
         *,
         limits: BuildLimits | None = None,
         entering: Callable[[BuildJob], None] = lambda job: None,
+        gpu: bool = False,
     ) -> None:
         self.limits = limits or BuildLimits()
         self._entering = entering
+        self._gpu = gpu
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._lock = threading.Lock()
@@ -116,13 +119,20 @@ class Children:
         backend = registry.get(job.candidate.backend)
         if backend.isolation == "none":
             return build_here(job)
+        if not self._gpu and _on_gpu(job):
+            return self._build_here(job, "on a GPU; isolation='all' builds there too in a process of its own")
         if job.shared is None:
             job = replace(job, shared=self._folder / "shared")
         with self._lock:
             try:
                 return self._build(job, backend.imports, limits or self.limits)
             except Unreachable as why:
-                return self._build_here(job, str(why), third_party=is_third_party(backend))
+                if is_third_party(backend):
+                    raise Refused(
+                        f"backend {job.candidate.backend!r} is not part of this package and may not build in this process, "
+                        f"but {why}. isolation='off' allows it"
+                    ) from why
+                return self._build_here(job, str(why))
             except ChildFailed as error:
                 _empty(job.folder)
                 if error.cause == "disk":
@@ -136,12 +146,7 @@ class Children:
                 _empty(job.folder)
                 raise
 
-    def _build_here(self, job: BuildJob, why: str, *, third_party: bool) -> Build:
-        if third_party:
-            raise Refused(
-                f"backend {job.candidate.backend!r} is not part of this package and may not build in this process, but "
-                f"{why}. isolation='off' allows it"
-            )
+    def _build_here(self, job: BuildJob, why: str) -> Build:
         self._entering(job)
         made = build_here(job)
         made.executable.notes = (*made.executable.notes, f"not isolated: {why}")
@@ -221,10 +226,12 @@ class Children:
 
 def _can_fork(job: BuildJob) -> bool:
     """On Linux, and nothing of the job is on a GPU: CUDA doesn't survive a fork, nor do macOS's frameworks."""
-    if sys.platform != "linux":
-        return False
+    return sys.platform == "linux" and not _on_gpu(job)
+
+
+def _on_gpu(job: BuildJob) -> bool:
     tensors = [*job.module.parameters(), *job.module.buffers(), *(t for s in job.samples for t in s.tensors())]
-    return all(t.device.type in ("cpu", "meta") for t in tensors)
+    return any(t.device.type not in ("cpu", "meta") for t in tensors)
 
 
 def _empty(folder: Path) -> None:

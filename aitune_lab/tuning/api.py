@@ -158,8 +158,8 @@ def tune(
         store: where trials are kept and looked up, so that nothing is computed twice: `"auto"` is the cache folder,
             None is nowhere.
         retry: try again what failed in earlier runs, or never finished.
-        isolation: `"auto"` builds candidates and first calls them in child processes, which may crash and hang; `"off"` in
-            this one. Default: what `AITUNE_LAB_ISOLATION` says, else `"auto"`.
+        isolation: `"auto"` builds candidates and first calls them in child processes, which may crash and hang, but for
+            those on a GPU; `"all"` those too; `"off"` builds in this process. Default: what `AITUNE_LAB_ISOLATION` says, else `"auto"`.
         dry_run: say what would be tried, and try nothing.
         progress: print lines to stderr as things happen, or a function that gets every event.
 

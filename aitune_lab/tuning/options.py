@@ -47,7 +47,7 @@ class TuneOptions:
     retry: bool = False
     """Try again what failed in earlier runs, or never finished."""
     isolation: Isolation = field(default_factory=default_isolation)
-    """`"auto"`: candidates are built and first called in child processes; `"off"`: in this one."""
+    """`"auto"`: candidates are built and first called in child processes, but on a GPU; `"all"`: there too; `"off"`: here."""
     build_limits: BuildLimits = field(default_factory=BuildLimits)
     """Of each build in a child process."""
 
@@ -57,7 +57,7 @@ class TuneOptions:
             "on_miss": ("original", "error"),
             "weights": ("watched", "frozen"),
             "originals": ("device", "cpu", "drop"),
-            "isolation": ("auto", "off"),
+            "isolation": ("auto", "all", "off"),
         }
         for name, values in known.items():
             if getattr(self, name) not in values:

@@ -86,7 +86,7 @@ class Tuner:
         # Artifacts live as long as what is installed from them: the jobs hold the control, and that this.
         self.keep = weakref.finalize(self, remove_folder, self.recall.folder, os.getpid())
         self._digests = weights_digests(content_digest)
-        isolated = self.options.isolation == "auto"
+        isolation = self.options.isolation
         builds = self.recall.folder / "builds"
         recall = self.recall  # held by the children; the tuner itself must not be
 
@@ -94,7 +94,8 @@ class Tuner:
             recall.begin(job.folder.name, job.candidate)
 
         limits = self.options.build_limits
-        self._builds = Children(builds, limits=limits, entering=entering) if isolated else None
+        gpu = isolation == "all"
+        self._builds = Children(builds, limits=limits, entering=entering, gpu=gpu) if isolation != "off" else None
         self._prepare_units = Preparation(
             target,
             data,

@@ -160,7 +160,9 @@ def measure(
         on_module_failure="raise",
     )
     recall = Recall(held.store, retry=held.retry)
-    builds = Children(recall.folder / "builds", limits=held.build_limits) if held.isolation == "auto" else None
+    builds = None
+    if held.isolation != "off":
+        builds = Children(recall.folder / "builds", limits=held.build_limits, gpu=held.isolation == "all")
     try:
         with lifted(target), warnings.catch_warnings():
             warnings.simplefilter("ignore", AituneWarning)

@@ -115,3 +115,16 @@ def test_without_a_helper_builds_are_made_here(
     with pytest.raises(Refused, match=r"isolation='off' allows it$"):
         children.build(job_for(net, empty, faulty(), X))
     children.close()
+
+
+def test_gpu_jobs_stay_here_unless_asked_for(net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children_module, "_on_gpu", lambda job: True)
+    children = Children(tmp_path / "builds")
+    try:
+        folder = tmp_path / "artifact"
+        folder.mkdir()
+        made = children.build(job_for(net, folder, Candidate("onnxruntime"), X))
+        assert not made.isolated
+        assert made.executable.notes[-1] == "not isolated: on a GPU; isolation='all' builds there too in a process of its own"
+    finally:
+        children.close()
