@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -39,7 +38,7 @@ class _Lines:
             self._sink(shown)
 
 
-class ThreadStream(io.TextIOBase):
+class ThreadStream:
     """Stands in for `sys.stdout` or `sys.stderr`: threads with a sink write there, all others where they always did."""
 
     def __init__(self, original: TextIO) -> None:
@@ -65,7 +64,15 @@ class ThreadStream(io.TextIOBase):
     def fileno(self) -> int:
         return self.original.fileno()
 
+    def __copy__(self) -> ThreadStream:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> ThreadStream:
+        return self
+
     def __getattr__(self, name: str) -> Any:
+        if name == "original":  # an object that was made without `__init__`
+            raise AttributeError(name)
         return getattr(self.original, name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import time
@@ -93,6 +94,7 @@ def test_streams_are_as_before_afterwards_also_if_somebody_swapped_them_meanwhil
     before = sys.stdout
     with captured(lambda line: None):
         assert sys.stdout is not before
+        assert copy.deepcopy(sys.stdout) is sys.stdout
     assert sys.stdout is before
     mine = sys.__stdout__
     with captured(lambda line: None):
