@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         BackendUnavailable,
         BuildError,
         CheckpointError,
+        ChildFailed,
         DataError,
         DeviceLost,
         MissingDependency,
@@ -67,6 +68,7 @@ __all__ = [
     "Candidate",
     "CheckpointError",
     "DataError",
+    "ChildFailed",
     "DeviceLost",
     "DynamicDim",
     "FirstWinsStrategy",
@@ -136,7 +138,7 @@ _NAMES_OF = {
     "capture.signature": "BatchDim DynamicDim",
     "checkpoint": "check load save show",
     "errors": (
-        "AituneError AituneWarning BackendUnavailable BuildError CheckpointError DataError DeviceLost MissingDependency PlanError "
+        "AituneError AituneWarning BackendUnavailable BuildError CheckpointError ChildFailed DataError DeviceLost MissingDependency PlanError "
         "Refused SignatureMiss StoreError TargetError"
     ),
     "jupyter": "Lab",
