@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .export import IMPORTS as EXPORT_IMPORTS, quiet
+from .indices import IndexRange, ranges_as_text
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -20,11 +22,20 @@ IMPORTS = (
     "onnxscript.rewriter.onnx_fusions",
 )
 """Imported by every export to ONNX, for `Backend.imports`."""
+INDICES = "aitune_lab.indices"
+"""The entry of a file's metadata that holds the ranges of indices among its inputs."""
 _SINGLE_FILE_BYTES = 1_500_000_000
 """Weights beyond this stand in a file of their own: protobuf ends at 2 GB."""
 
 
-def write_onnx(program: ExportedProgram, path: Path, *, opset: int | None = None, fold_integers: bool = False) -> None:
+def write_onnx(
+    program: ExportedProgram,
+    path: Path,
+    *,
+    opset: int | None = None,
+    fold_integers: bool = False,
+    indices: Sequence[IndexRange] = (),
+) -> None:
     """Write an exported program as ONNX, each weight once.
 
     Inputs are called `input_<number of the tensor leaf>`, outputs `output_<number>`; the exporter drops inputs that nothing
@@ -36,6 +47,7 @@ def write_onnx(program: ExportedProgram, path: Path, *, opset: int | None = None
         opset: ONNX opset to export to; None takes the exporter's default.
         fold_integers: compute what follows from integer constants alone (axes, shapes), as some parsers want to see
             such numbers in the file. Floating-point constants stay as they are.
+        indices: ranges of indices among the inputs, kept in the file's metadata under `INDICES`.
     """
     import warnings
 
@@ -52,13 +64,29 @@ def write_onnx(program: ExportedProgram, path: Path, *, opset: int | None = None
             opset_version=opset,
             input_names=inputs,
             output_names=outputs,
+            custom_translation_table=_translations(),
         )
         assert made is not None
         _share_weights(made.model.graph)
         if fold_integers:
             _fold_integers(made.model)
+        made.model.metadata_props[INDICES] = ranges_as_text(indices)
         size = sum(_initializer_bytes(v) for v in made.model.graph.initializers.values())
         made.save(str(path), external_data=size > _SINGLE_FILE_BYTES)
+
+
+def _translations() -> dict[Any, Any]:
+    """Operators that the exporter would write wrongly."""
+    from onnxscript import opset18 as op
+    from onnxscript.function_libs.torch_lib.ops import core
+
+    def div_mode(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
+        """Integers are divided as such: the exporter's own code divides in float32, which does not hold large ones."""
+        if rounding_mode == "trunc" and self.dtype.is_integer():
+            return op.Div(self, other)
+        return core.aten_div_mode(self, other, rounding_mode)
+
+    return {torch.ops.aten.div.Tensor_mode: div_mode}
 
 
 def _fold_integers(model: Any) -> None:

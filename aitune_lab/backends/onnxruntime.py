@@ -15,11 +15,15 @@ from ..errors import PlanError, Refused, install_command
 from ..schema import Candidate, Signature, TensorLeaf
 from .base import Availability, Backend, BackendConfig, BuildJob, Executable
 from .export import export_program
-from .onnx_file import IMPORTS, write_onnx
+from .indices import check_indices, index_ranges, operator_name, ranges_from_text
+from .onnx_file import IMPORTS, INDICES, write_onnx
 from .onnx_int8 import TYPICAL_ERROR, quantize_file
+from .rewrites import rewrite
+from .settled import Settled
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.export import ExportedProgram
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _NUMPY_DTYPES = frozenset(
@@ -87,7 +91,12 @@ class ONNXRuntimeBackend(Backend):
         program, notes = export_program(job)
         job.progress("converting to ONNX", None)
         path = job.folder / "model.onnx"
-        write_onnx(program, path, opset=self.config.opset)
+        _refuse_products(program)
+        indices = index_ranges(program, [sample.tensors() for sample in job.samples])
+        rewrite(program)
+        settled = Settled(program, job.signature)
+        write_onnx(program, path, opset=self.config.opset, indices=indices)
+        settled.check()
         if self.config.quantization:
             job.progress("quantising", None)
             count = quantize_file(path, self.config.quantization)
@@ -104,7 +113,7 @@ class ONNXRuntimeBackend(Backend):
             job.signature.facts.mutated
         )
         size = sum(f.stat().st_size for f in job.folder.iterdir())
-        return Executable(_caller(session, count), flat=True, live_weights=False, memory_bytes=size)
+        return Executable(_checked(_caller(session, count), session), flat=True, live_weights=False, memory_bytes=size)
 
     @staticmethod
     def _refuse_dtypes(signature: Signature) -> None:
@@ -173,6 +182,27 @@ def _caller(session: Any, count: int) -> Callable[..., Sequence[torch.Tensor]]:
         return [from_numpy(asarray(a)) for a in run(outputs, feed, None)]
 
     return call
+
+
+def _checked(call: Callable[..., Sequence[torch.Tensor]], session: Any) -> Callable[..., Sequence[torch.Tensor]]:
+    """The call, behind a look at the indices among its inputs: ONNX Runtime counts negative ones from the end."""
+    ranges = ranges_from_text(session.get_modelmeta().custom_metadata_map.get(INDICES, ""))
+    if not ranges:
+        return call
+
+    def checked(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        check_indices(ranges, tensors)
+        return call(*tensors)
+
+    return checked
+
+
+def _refuse_products(program: ExportedProgram) -> None:
+    """Raise Refused for the product of all integers along an axis, which ONNX Runtime takes in floating point."""
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.dtype == torch.int64 and operator_name(node) == "prod":
+            raise Refused("it multiplies all integers along an axis, which ONNX Runtime does in floating point")
 
 
 def _as_array(value: Any) -> Any:

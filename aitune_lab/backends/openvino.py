@@ -15,7 +15,6 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +24,11 @@ from ..errors import Refused, install_command
 from ..schema import Candidate, Dim, Signature, TensorLeaf, evaluate_dim
 from .base import Availability, Backend, BackendConfig, BuildJob, Executable
 from .export import FlatModule, export_program, quiet
+from .indices import IndexRange, check_indices, index_ranges, operator_name, ranges_as_text, ranges_from_text
+from .integers import Growth, growths, growths_as_text, growths_from_text
 from .onnx_file import IMPORTS, write_onnx
+from .rewrites import rewrite
+from .settled import Settled
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,10 +41,8 @@ _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}
 _DTYPES = {
     "float32", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool",
 }  # fmt: skip
-_NARROW = {torch.int8, torch.int16, torch.uint8}
-_ARITHMETIC = {"add", "sub", "rsub", "mul", "neg", "pow", "bitwise_left_shift", "__lshift__"}
-_GROWING = {"mul", "pow", "square", "bitwise_left_shift", "__lshift__", "prod", "cumprod"}
-_LOW, _HIGH = -(2**31), 2**31 - 1
+_GROWTHS, _RANGES = ("aitune_lab", "growths"), ("aitune_lab", "indices")
+"""Where the model keeps what the integers in a call must keep to."""
 _LOST = 1e-4
 """A constant so much smaller than the one that it is added to loses digits that may be all that counts near zero."""
 
@@ -99,11 +100,18 @@ class OpenVINOBackend(Backend):
                 raise Refused(f"{leaf.path} is {leaf.dtype}, which OpenVINO does not compute in on the CPU")
         job.progress("exporting", None)
         program, notes = export_program(job)
-        _refuse_integers(program)
+        rewrite(program, floors=False)
+        grown = growths(program)
+        _refuse_offsets(program)
+        ranges = index_ranges(program, [sample.tensors() for sample in job.samples])
         _refuse_folded_constants(program)
         job.progress("converting", None)
+        settled = Settled(program, job.signature)
         model, way = _converted(program, job)
+        settled.check()
         _name_and_bound(model, job.signature)
+        model.set_rt_info(growths_as_text(grown), [*_GROWTHS])
+        model.set_rt_info(ranges_as_text(ranges), [*_RANGES])
         _openvino().save_model(model, job.folder / "model.xml", compress_to_fp16=False)
         del model
         executable = self.load(job)
@@ -112,8 +120,8 @@ class OpenVINOBackend(Backend):
 
     def load(self, job: BuildJob) -> Executable:
         job.progress("compiling", None)
-        compiled = _compiled(job.folder / "model.xml", job.threads, self.config.precision)
-        run = _Run(compiled, job)
+        model = _core().read_model(job.folder / "model.xml")
+        run = _Run(_compiled(model, job.threads, self.config.precision), job, _limits(model))
         size = sum(f.stat().st_size for f in job.folder.iterdir())
         return Executable(run, flat=True, uncovered=run.uncovered, close=run.close, memory_bytes=size)
 
@@ -139,29 +147,11 @@ def _core() -> Any:
 # --- building -------------------------------------------------------------------------------------------------------
 
 
-def _refuse_integers(program: ExportedProgram) -> None:
-    """Raise Refused for integer arithmetic that 32 bits may not hold, or that wraps around in 8 or 16 bits.
-
-    Integers that follow from sizes, comparisons or positions are small. Those that a caller gives are checked at each
-    call, and only what makes them grow (a product, a power, a shift) is refused.
-    """
-    user = set(program.graph_signature.user_inputs)
-    given: set[Any] = set()
+def _refuse_offsets(program: ExportedProgram) -> None:
+    """Raise Refused for bags of rows that are given by where they begin: OpenVINO gives something for an empty one."""
     for node in program.graph.nodes:
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor):
-            continue
-        if node.op == "placeholder":
-            if node.name in user and value.dtype == torch.int64:
-                given.add(node)
-            continue
-        name = _operator(node)
-        if value.dtype in _NARROW and name in _ARITHMETIC:
-            raise Refused(f"it computes {name} in {str(value.dtype)[6:]}, which wraps around in torch only")
-        if value.dtype == torch.int64 and given.intersection(node.all_input_nodes):
-            if name in _GROWING:
-                raise Refused(f"it computes {name} of given int64 values, which OpenVINO holds in 32 bits")
-            given.add(node)
+        if "embedding_bag" in operator_name(node):
+            raise Refused("it has embedding bags, which OpenVINO gets wrong where one is empty")
 
 
 def _refuse_folded_constants(program: ExportedProgram) -> None:
@@ -178,16 +168,10 @@ def _refuse_folded_constants(program: ExportedProgram) -> None:
 def _added_number(node: Any) -> float | None:
     """The magnitude of the number that a node adds to a tensor or subtracts; None if it does no such thing."""
     args: tuple[Any, ...] = getattr(node, "args", ())
-    if len(args) < 2 or getattr(node, "op", "") != "call_function" or _operator(node) not in ("add", "sub", "rsub"):
+    if len(args) < 2 or getattr(node, "op", "") != "call_function" or operator_name(node) not in ("add", "sub", "rsub"):
         return None
     number = args[1]
     return abs(float(number)) if isinstance(number, (int, float)) else None
-
-
-def _operator(node: Any) -> str:
-    schema = getattr(node.target, "_schema", None)
-    name = str(schema.name).rpartition("::")[2] if schema is not None else str(node.target)
-    return name if name.startswith("__") else name.removesuffix("_")
 
 
 def _converted(program: ExportedProgram, job: BuildJob) -> tuple[Any, tuple[str, ...]]:
@@ -241,7 +225,13 @@ def _name_and_bound(model: Any, signature: Signature) -> None:
     )
 
 
-def _compiled(path: Path, threads: int, precision: str) -> Any:
+def _limits(model: Any) -> tuple[tuple[Growth, ...], tuple[IndexRange, ...]]:
+    """What the integers in a call must keep to, as `build` found it."""
+    grown, ranges = (model.get_rt_info([*keys]).astype(str) for keys in (_GROWTHS, _RANGES))
+    return growths_from_text(grown), ranges_from_text(ranges)
+
+
+def _compiled(model: Any, threads: int, precision: str) -> Any:
     core = _core()
     wanted = {
         "INFERENCE_PRECISION_HINT": precision,
@@ -257,7 +247,7 @@ def _compiled(path: Path, threads: int, precision: str) -> Any:
     }
     supported = core.get_property("CPU", "SUPPORTED_PROPERTIES")
     settings = {name: value for name, value in wanted.items() if name in supported}
-    return core.compile_model(core.read_model(path), "CPU", settings)
+    return core.compile_model(model, "CPU", settings)
 
 
 # --- calling --------------------------------------------------------------------------------------------------------
@@ -277,7 +267,7 @@ class _Run:
     Inputs are read where they lie (contiguous ones); outputs are copied out of the request, which the next call writes.
     """
 
-    def __init__(self, compiled: Any, job: BuildJob) -> None:
+    def __init__(self, compiled: Any, job: BuildJob, limits: tuple[Sequence[Growth], Sequence[IndexRange]]) -> None:
         openvino = _openvino()
         self.tensor_type, self.shape_type, self.bfloat16 = openvino.Tensor, openvino.Shape, openvino.Type.bf16
         self.new_request: Callable[[], Any] | None = compiled.create_infer_request
@@ -288,16 +278,17 @@ class _Run:
             _Output(port.element_type.get_type_name(), dtype)
             for port, dtype in zip(compiled.outputs, _output_dtypes(signature), strict=True)
         ]
-        leaves = signature.tensor_leaves
-        self.long = [i for i in self.inputs if leaves[i].dtype == "int64"]
+        self.growths, self.ranges = limits
         self.beyond = itertools.count()
         self.beyond_reads = 0
         self.original = FlatModule(job, job.samples[0]) if job.samples else None
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        for i in self.long:
-            if _beyond(tensors[i]):
-                return self._by_original(i, tensors)
+        for growth in self.growths:
+            if not growth.fits(tensors[growth.input]):
+                return self._by_original(growth.input, tensors)
+        # Beyond them OpenVINO reads and writes what lies beside.
+        check_indices(self.ranges, tensors)
         request = self._request()
         try:
             # Each array lives until the request has run; the request itself keeps none alive.
@@ -335,13 +326,13 @@ class _Run:
 
     def _by_original(self, at: int, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if self.original is None:
-            raise ValueError(f"tensor {at} of the call holds integers beyond 32 bits, which OpenVINO can't hold")
+            raise ValueError(f"tensor {at} of the call holds integers that OpenVINO can't hold in 32 bits")
         next(self.beyond)
         result: Sequence[torch.Tensor] = self.original(*tensors)
         return result
 
     def uncovered(self) -> int:
-        """Calls so far that ran the original because of integers beyond 32 bits."""
+        """Calls so far that ran the original because of integers that 32 bits may not hold."""
         count = next(self.beyond) - self.beyond_reads
         self.beyond_reads += 1
         return count
@@ -361,11 +352,3 @@ def _output_dtypes(signature: Signature) -> list[torch.dtype]:
     leaves = [leaf for leaf in signature.output_leaves if isinstance(leaf, TensorLeaf)]
     leaves += [by_path[path] for path in signature.facts.mutated]
     return [getattr(torch, leaf.dtype) for leaf in leaves]
-
-
-def _beyond(tensor: torch.Tensor) -> bool:
-    """Whether it holds integers that need more than 32 bits."""
-    if not tensor.numel():
-        return False
-    low, high = torch.aminmax(tensor)
-    return bool(int(low) < _LOW or int(high) > _HIGH)

@@ -1,8 +1,8 @@
 """What a compiler took for true about sizes while it compiled an exported graph: read back, and refused where it can break.
 
 An exported program carries symbols for the sizes that vary. A compiler that asks "is the batch 2?" gets the answer for the
-sizes at which the program was exported, and the symbol remembers it as a condition. Packages don't check those, so it is
-done here.
+sizes at which the program was exported, and the symbol remembers it as a condition. What is made by it doesn't check
+those, so it is done here.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class Wrap(nn.Module):
 @pytest.mark.parametrize(
     ("module", "item", "reason"),
     [
-        (Hash(), torch.arange(5), "mul of given int64 values"),
+        (Hash(), torch.arange(5), "mul of given integers"),
         (Wrap(), torch.full((3,), 200, dtype=torch.uint8), "add in uint8"),
         (Guarded(), torch.rand(3), "adds 1e-12 to a sum with 1"),
         (Mlp().double(), torch.randn(2, 4).double(), "float64"),
