@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .export import IMPORTS as EXPORT_IMPORTS, quiet
-from .indices import IndexRange, ranges_as_text
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -22,8 +21,6 @@ IMPORTS = (
     "onnxscript.rewriter.onnx_fusions",
 )
 """Imported by every export to ONNX, for `Backend.imports`."""
-INDICES = "aitune_lab.indices"
-"""The entry of a file's metadata that holds the ranges of indices among its inputs."""
 _SINGLE_FILE_BYTES = 1_500_000_000
 """Weights beyond this stand in a file of their own: protobuf ends at 2 GB."""
 
@@ -34,7 +31,7 @@ def write_onnx(
     *,
     opset: int | None = None,
     fold_integers: bool = False,
-    indices: Sequence[IndexRange] = (),
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write an exported program as ONNX, each weight once.
 
@@ -47,7 +44,7 @@ def write_onnx(
         opset: ONNX opset to export to; None takes the exporter's default.
         fold_integers: compute what follows from integer constants alone (axes, shapes), as some parsers want to see
             such numbers in the file. Floating-point constants stay as they are.
-        indices: ranges of indices among the inputs, kept in the file's metadata under `INDICES`.
+        metadata: texts that the file keeps, by name.
     """
     import warnings
 
@@ -70,7 +67,7 @@ def write_onnx(
         _share_weights(made.model.graph)
         if fold_integers:
             _fold_integers(made.model)
-        made.model.metadata_props[INDICES] = ranges_as_text(indices)
+        made.model.metadata_props.update(metadata or {})
         size = sum(_initializer_bytes(v) for v in made.model.graph.initializers.values())
         made.save(str(path), external_data=size > _SINGLE_FILE_BYTES)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,9 @@ from ..errors import PlanError, Refused, install_command
 from ..schema import Candidate, Signature, TensorLeaf
 from .base import Availability, Backend, BackendConfig, BuildJob, Executable
 from .export import export_program
-from .indices import check_indices, index_ranges, operator_name, ranges_from_text
-from .onnx_file import IMPORTS, INDICES, write_onnx
+from .finite import check_finite, finite_inputs
+from .indices import check_indices, index_ranges, operator_name, ranges_as_text, ranges_from_text
+from .onnx_file import IMPORTS, write_onnx
 from .onnx_int8 import TYPICAL_ERROR, quantize_file
 from .rewrites import rewrite
 from .settled import Settled
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.export import ExportedProgram
 
+_INDICES, _FINITE = "aitune_lab.indices", "aitune_lab.finite"
+"""Where a file keeps the ranges of its indices, and which inputs must be finite."""
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _NUMPY_DTYPES = frozenset(
     ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
@@ -92,10 +96,14 @@ class ONNXRuntimeBackend(Backend):
         job.progress("converting to ONNX", None)
         path = job.folder / "model.onnx"
         _refuse_products(program)
-        indices = index_ranges(program, [sample.tensors() for sample in job.samples])
+        samples = [sample.tensors() for sample in job.samples]
+        limits = {
+            _INDICES: ranges_as_text(index_ranges(program, samples)),
+            _FINITE: json.dumps(finite_inputs(program, samples)),
+        }
         rewrite(program)
         settled = Settled(program, job.signature)
-        write_onnx(program, path, opset=self.config.opset, indices=indices)
+        write_onnx(program, path, opset=self.config.opset, metadata=limits)
         settled.check()
         if self.config.quantization:
             job.progress("quantising", None)
@@ -185,13 +193,18 @@ def _caller(session: Any, count: int) -> Callable[..., Sequence[torch.Tensor]]:
 
 
 def _checked(call: Callable[..., Sequence[torch.Tensor]], session: Any) -> Callable[..., Sequence[torch.Tensor]]:
-    """The call, behind a look at the indices among its inputs: ONNX Runtime counts negative ones from the end."""
-    ranges = ranges_from_text(session.get_modelmeta().custom_metadata_map.get(INDICES, ""))
-    if not ranges:
+    """The call, behind a look at what its inputs must keep to, as `build` found it.
+
+    ONNX Runtime counts negative indices from the end, and picks among NaN as it likes.
+    """
+    kept = session.get_modelmeta().custom_metadata_map
+    ranges, finite = ranges_from_text(kept.get(_INDICES, "")), tuple(json.loads(kept.get(_FINITE, "[]")))
+    if not ranges and not finite:
         return call
 
     def checked(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         check_indices(ranges, tensors)
+        check_finite(finite, tensors)
         return call(*tensors)
 
     return checked

@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import itertools
+import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from ..errors import Refused, install_command
 from ..schema import Candidate, Dim, Signature, TensorLeaf, evaluate_dim
 from .base import Availability, Backend, BackendConfig, BuildJob, Executable
 from .export import FlatModule, export_program, quiet
+from .finite import check_finite, finite_inputs
 from .indices import IndexRange, check_indices, index_ranges, operator_name, ranges_as_text, ranges_from_text
 from .integers import Growth, growths, growths_as_text, growths_from_text
 from .onnx_file import IMPORTS, write_onnx
@@ -41,8 +43,8 @@ _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}
 _DTYPES = {
     "float32", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool",
 }  # fmt: skip
-_GROWTHS, _RANGES = ("aitune_lab", "growths"), ("aitune_lab", "indices")
-"""Where the model keeps what the integers in a call must keep to."""
+_GROWTHS, _RANGES, _FINITE = (("aitune_lab", name) for name in ("growths", "indices", "finite"))
+"""Where the model keeps what the inputs of a call must keep to."""
 _LOST = 1e-4
 """A constant so much smaller than the one that it is added to loses digits that may be all that counts near zero."""
 
@@ -100,10 +102,11 @@ class OpenVINOBackend(Backend):
                 raise Refused(f"{leaf.path} is {leaf.dtype}, which OpenVINO does not compute in on the CPU")
         job.progress("exporting", None)
         program, notes = export_program(job)
+        _refuse_unsafe(program)
+        samples = [sample.tensors() for sample in job.samples]
+        ranges, finite = index_ranges(program, samples), finite_inputs(program, samples)
         rewrite(program, floors=False)
         grown = growths(program)
-        _refuse_offsets(program)
-        ranges = index_ranges(program, [sample.tensors() for sample in job.samples])
         _refuse_folded_constants(program)
         job.progress("converting", None)
         settled = Settled(program, job.signature)
@@ -112,6 +115,7 @@ class OpenVINOBackend(Backend):
         _name_and_bound(model, job.signature)
         model.set_rt_info(growths_as_text(grown), [*_GROWTHS])
         model.set_rt_info(ranges_as_text(ranges), [*_RANGES])
+        model.set_rt_info(json.dumps(finite), [*_FINITE])
         _openvino().save_model(model, job.folder / "model.xml", compress_to_fp16=False)
         del model
         executable = self.load(job)
@@ -147,11 +151,16 @@ def _core() -> Any:
 # --- building -------------------------------------------------------------------------------------------------------
 
 
-def _refuse_offsets(program: ExportedProgram) -> None:
-    """Raise Refused for bags of rows that are given by where they begin: OpenVINO gives something for an empty one."""
+def _refuse_unsafe(program: ExportedProgram) -> None:
+    """Raise Refused for operators that answer wrongly, or write beside their memory, for what torch answers or refuses."""
     for node in program.graph.nodes:
-        if "embedding_bag" in operator_name(node):
+        name = operator_name(node)
+        if "embedding_bag" in name:
             raise Refused("it has embedding bags, which OpenVINO gets wrong where one is empty")
+        if name == "bincount":
+            raise Refused(
+                "it counts integers by bincount, for which OpenVINO writes outside of its memory if one is negative"
+            )
 
 
 def _refuse_folded_constants(program: ExportedProgram) -> None:
@@ -225,10 +234,18 @@ def _name_and_bound(model: Any, signature: Signature) -> None:
     )
 
 
-def _limits(model: Any) -> tuple[tuple[Growth, ...], tuple[IndexRange, ...]]:
-    """What the integers in a call must keep to, as `build` found it."""
-    grown, ranges = (model.get_rt_info([*keys]).astype(str) for keys in (_GROWTHS, _RANGES))
-    return growths_from_text(grown), ranges_from_text(ranges)
+@dataclass(frozen=True)
+class _Limits:
+    """What the inputs of a call must keep to, as `build` found it."""
+
+    growths: tuple[Growth, ...]
+    ranges: tuple[IndexRange, ...]
+    finite: tuple[int, ...]
+
+
+def _limits(model: Any) -> _Limits:
+    grown, ranges, finite = (model.get_rt_info([*keys]).astype(str) for keys in (_GROWTHS, _RANGES, _FINITE))
+    return _Limits(growths_from_text(grown), ranges_from_text(ranges), tuple(json.loads(finite)))
 
 
 def _compiled(model: Any, threads: int, precision: str) -> Any:
@@ -267,7 +284,7 @@ class _Run:
     Inputs are read where they lie (contiguous ones); outputs are copied out of the request, which the next call writes.
     """
 
-    def __init__(self, compiled: Any, job: BuildJob, limits: tuple[Sequence[Growth], Sequence[IndexRange]]) -> None:
+    def __init__(self, compiled: Any, job: BuildJob, limits: _Limits) -> None:
         openvino = _openvino()
         self.tensor_type, self.shape_type, self.bfloat16 = openvino.Tensor, openvino.Shape, openvino.Type.bf16
         self.new_request: Callable[[], Any] | None = compiled.create_infer_request
@@ -278,17 +295,18 @@ class _Run:
             _Output(port.element_type.get_type_name(), dtype)
             for port, dtype in zip(compiled.outputs, _output_dtypes(signature), strict=True)
         ]
-        self.growths, self.ranges = limits
+        self.limits = limits
         self.beyond = itertools.count()
         self.beyond_reads = 0
         self.original = FlatModule(job, job.samples[0]) if job.samples else None
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        for growth in self.growths:
+        for growth in self.limits.growths:
             if not growth.fits(tensors[growth.input]):
                 return self._by_original(growth.input, tensors)
         # Beyond them OpenVINO reads and writes what lies beside.
-        check_indices(self.ranges, tensors)
+        check_indices(self.limits.ranges, tensors)
+        check_finite(self.limits.finite, tensors)
         request = self._request()
         try:
             # Each array lives until the request has run; the request itself keeps none alive.

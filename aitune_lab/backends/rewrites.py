@@ -17,6 +17,7 @@ def rewrite(program: ExportedProgram, *, floors: bool = True) -> None:
     """Rewrite a program in place; what it computes stays the same.
 
     - Attention under a mask of floats gives 0 in rows that are hidden altogether; readers give NaN.
+    - The logarithm of a sigmoid stays finite; readers take the logarithm of what has become 0.
     - Integers divided and rounded down: readers divide in float32, or round towards 0.
 
     Args:
@@ -26,6 +27,9 @@ def rewrite(program: ExportedProgram, *, floors: bool = True) -> None:
     for node in list(program.graph.nodes):
         if node.target is aten.scaled_dot_product_attention.default:
             _hide_rows(program, node)
+        elif node.target is aten.log_sigmoid.default:
+            negative = _after(node.prev, aten.neg.default, node.args[0])
+            node.target, node.args = aten.neg.default, (_after(negative, aten.softplus.default, negative),)
         elif _divides_integers(node):
             node.target, node.kwargs = aten.floor_divide.default, {}
             if not floors:

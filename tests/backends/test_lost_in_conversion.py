@@ -93,6 +93,31 @@ def test_integers_are_divided_as_integers(backend, tmp_path):
             assert torch.equal(ours, theirs)
 
 
+class Picks(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> Any:
+        return x.argmax(-1), x.amax(-1) + y.sum(-1), x + mask
+
+
+@both
+def test_nan_is_left_to_the_original_where_something_picks_by_it(backend, tmp_path):
+    hidden = torch.tensor([0.0, -INF, 0.0])
+    executable = build(backend, Picks(), [(torch.randn(b, 3), torch.randn(b, 3), hidden) for b in (2, 4)], tmp_path)
+    x, y, nan = torch.randn(2, 3), torch.randn(2, 3), torch.full((2, 3), float("nan"))
+    for given in ((x, y, hidden), (x, nan, hidden), (1e30 * x, y, hidden)):
+        for ours, theirs in zip(executable.call(*given), Picks()(*given), strict=True):
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+    for given in ((nan, y, hidden), (x / 0, y, hidden)):
+        with pytest.raises(ValueError, match="input 0 holds NaN or infinity"):
+            executable.call(*given)
+
+
+@both
+def test_the_logarithm_of_a_sigmoid_stays_finite(backend, tmp_path):
+    executable = build(backend, nn.LogSigmoid(), [torch.randn(2, 3), torch.randn(4, 3)], tmp_path)
+    x = torch.tensor([[-1e4, -100.0, 0.0], [100.0, 1e4, -1.0]])
+    torch.testing.assert_close(executable.call(x)[0], F.logsigmoid(x), rtol=1e-5, atol=1e-6)
+
+
 class Halve(nn.Module):
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return F.interpolate(image, scale_factor=0.5, mode="area")
@@ -135,6 +160,20 @@ class Product(nn.Module):
         return counts.prod(-1)
 
 
+class Counts(nn.Module):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.bincount(ids, minlength=8)
+
+
+class Bags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(10, 4)
+
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return self.bags(ids, offsets)
+
+
 class Later(nn.Module):
     def forward(self, seconds: torch.Tensor) -> torch.Tensor:
         return seconds + 2**40
@@ -154,6 +193,8 @@ class Table(nn.Module):
     [
         (ONNXRuntimeBackend, Product(), torch.arange(4), "in floating point"),
         (OpenVINOBackend, Product(), torch.arange(4, dtype=torch.int32), "prod of given integers"),
+        (OpenVINOBackend, Counts(), torch.arange(4), "writes outside of its memory"),
+        (OpenVINOBackend, Bags(), (torch.arange(4), torch.tensor([0, 2])), "where one is empty"),
         (OpenVINOBackend, Later(), torch.arange(4), "add with 1099511627776"),
         (OpenVINOBackend, Table(), torch.randn(2), "holds integers beyond 32 bits"),
     ],
