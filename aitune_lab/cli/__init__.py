@@ -54,7 +54,9 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="{demo,inspect,tune,bisect,show,cache,doctor}")
 
     def command(name: str, run: Any, text: str, group: Any = commands) -> argparse.ArgumentParser:
-        added: argparse.ArgumentParser = group.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=EXIT_CODES)
+        added: argparse.ArgumentParser = group.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=EXIT_CODES
+        )
         added.add_argument("--json", action="store_true", help="print one JSON object instead of text")
         added.add_argument("--debug", action="store_true", help="show the traceback of an error")
         added.set_defaults(run=run)

@@ -125,6 +125,9 @@ def test_gpu_jobs_stay_here_unless_asked_for(net: nn.Module, tmp_path: Path, mon
         folder.mkdir()
         made = children.build(job_for(net, folder, Candidate("onnxruntime"), X))
         assert not made.isolated
-        assert made.executable.notes[-1] == "not isolated: on a GPU; isolation='all' builds there too in a process of its own"
+        assert (
+            made.executable.notes[-1]
+            == "not isolated: on a GPU; isolation='all' builds there too in a process of its own"
+        )
     finally:
         children.close()
