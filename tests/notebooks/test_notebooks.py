@@ -37,9 +37,15 @@ def test_what_is_kept_can_be_read_anywhere(path: Path) -> None:
         assert "application/vnd.jupyter.widget-view+json" not in output.get("data", {})
 
 
-@pytest.mark.full
+QUICK = ("1-quick-start", "5-in-production")
+"""Run with every test run; the others under `-m full`."""
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, id=p.stem, marks=() if p.stem in QUICK else pytest.mark.full) for p in NOTEBOOKS],
+)
 def test_it_runs_and_says_the_same(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / path.name
     copy.write_bytes(path.read_bytes())
