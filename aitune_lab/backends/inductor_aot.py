@@ -25,6 +25,7 @@ from ..errors import BackendUnavailable, Refused
 from ..schema import Candidate, Signature
 from .base import Availability, Backend, BackendConfig, BuildJob, Executable
 from .export import IMPORTS, export_program, quiet
+from .indices import checking, index_ranges, ranges_as_text, ranges_from_text
 from .inductor_jit import TorchInductorJitBackend
 from .settled import Settled, led_by_odd_sizes
 
@@ -55,7 +56,8 @@ class TorchInductorAotConfig(BackendConfig):
 class TorchInductorAotBackend(Backend):
     """Compiles the exported module into `model.pt2`, which loads in a moment and needs no compiler.
 
-    Beside it stands `inputs.json`: the layout of each input, and the weights that can be brought up to date in place.
+    Beside it stands `inputs.json`: the layout of each input, the ranges of indices among them, and the weights that can
+    be brought up to date in place.
     """
 
     name = "inductor_aot"
@@ -93,7 +95,11 @@ class TorchInductorAotBackend(Backend):
         job.progress("compiling", None)
         _compile(program, job, self.config)
         settled.check()
-        facts = {"inputs": [str(f).removeprefix("torch.") for f in formats], "weights": refreshable}
+        facts = {
+            "inputs": [str(f).removeprefix("torch.") for f in formats],
+            "weights": refreshable,
+            "indices": ranges_as_text(index_ranges(program, [sample.tensors() for sample in job.samples])),
+        }
         (job.folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
         executable = self.load(job)
         executable.notes = notes
@@ -108,7 +114,11 @@ class TorchInductorAotBackend(Backend):
         index = _device_index(job.signature)
         with quiet("torch"):
             package = aoti_load_package(str(job.folder / _PACKAGE), device_index=index)
+        ranges = ranges_from_text(facts["indices"])
+        on_cpu = not any(leaf.device.startswith("cuda") for leaf in job.signature.tensor_leaves)
         call = _caller(_checking(package.loader.run), formats, job.signature)
+        if ranges and on_cpu:
+            call = checking(call, ranges)
         if job.samples:
             with torch.no_grad():
                 call(*job.samples[0].tensors())

@@ -32,6 +32,7 @@ from ..errors import Refused
 from ..schema import Candidate, Point, Signature, TensorLeaf, dim_symbol, evaluate_dim
 from .base import Availability, Backend, BackendConfig, BuildJob, Executable
 from .export import quiet, untouched
+from .indices import checking, index_ranges_of_torch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -241,7 +242,9 @@ class _Compiled:
         from torch._inductor.compile_fx import compile_fx
 
         self.graphs += 1
-        return compile_fx(graph, inputs, config_patches=self.patches)
+        ranges = index_ranges_of_torch(graph.graph)
+        compiled = compile_fx(graph, inputs, config_patches=self.patches)
+        return checking(compiled, ranges) if ranges else compiled
 
     def _caller(self) -> Callable[..., Any]:
         """Runs what is compiled and compiles nothing (Dynamo's run-only mode).

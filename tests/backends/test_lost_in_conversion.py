@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ import torch.nn.functional as F
 from harness import jobs
 from torch import nn
 
+from aitune_lab.backends.inductor_aot import TorchInductorAotBackend
+from aitune_lab.backends.inductor_jit import TorchInductorJitBackend
 from aitune_lab.backends.integers import Growth
 from aitune_lab.backends.onnxruntime import ONNXRuntimeBackend
 from aitune_lab.backends.openvino import OpenVINOBackend
@@ -23,7 +24,6 @@ INF = float("inf")
 
 
 def build(backend: Any, module: nn.Module, items: list[Any], folder: Path) -> Any:
-    importlib.import_module(backend.name)
     (job,) = jobs(module.eval(), items, backend(), folder)
     return backend().build(job)
 
@@ -60,6 +60,28 @@ def test_indices_outside_of_their_table_raise_as_in_torch(backend, tmp_path):
     ):
         with pytest.raises(IndexError, match="indices and must lie in"):
             executable.call(*item(6, **outside))
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return self.table(ids.long()).sum(1) + x[at] + x.index_select(0, ids[:, 0].clamp(0, 2))
+
+
+@pytest.mark.parametrize("backend", [TorchInductorJitBackend, TorchInductorAotBackend], ids=lambda each: each.name)
+def test_indices_outside_of_their_table_do_not_end_the_process(backend, tmp_path):
+    module, x, at = Tokens(), torch.randn(3, 4), torch.tensor([0, -3])
+    executable = build(backend, module, [(torch.randint(0, 10, (2, 4000), dtype=torch.int32), x, at)], tmp_path)
+    ids = torch.randint(0, 10, (2, 4000), dtype=torch.int32)
+    with torch.inference_mode():
+        results = executable.call(ids, x, at)
+        torch.testing.assert_close(results[0] if executable.flat else results, module(ids, x, at), rtol=1e-4, atol=1e-4)
+        for outside in ((ids - 1, x, at), (ids + 1, x, at), (ids, x, at + 3), (ids, x, at - 1)):
+            with pytest.raises(IndexError, match="indices and must lie in"):
+                executable.call(*outside)
 
 
 class Attention(nn.Module):
