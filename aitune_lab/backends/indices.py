@@ -1,8 +1,8 @@
 """Inputs of a graph by whose values it picks rows: what torch looks at in each call, and other runtimes don't.
 
 Torch raises IndexError for a token that the table doesn't hold. A runtime may count from the end instead, give what lies
-beside the table, write there, or end the process. So the ranges are found in the exported graph, kept with the artifact, and checked at
-each call. Indices that the graph itself computes are not looked at.
+beside the table, write there, or end the process. So the ranges are found in the graph, kept with the artifact, and
+checked at each call. Indices that the graph itself computes are not looked at.
 """
 
 from __future__ import annotations
