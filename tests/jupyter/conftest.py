@@ -15,6 +15,7 @@ from aitune_lab.backends.base import BuildJob, Executable
 from aitune_lab.jupyter.lab import Lab
 from aitune_lab.schema import Candidate
 from aitune_lab.testing import ScriptedBackend, ScriptedMeter, scripted_backend
+from aitune_lab.tuning.api import unwrap
 
 
 class Pipe:
@@ -93,3 +94,5 @@ def make_lab(pipe: Pipe) -> Iterator[Callable[..., Lab]]:
     for lab in labs:
         lab.cancel()
         lab._worker.join(60)
+        lab.close()
+        unwrap(lab.target)

@@ -38,6 +38,9 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Interacti
     ait.load_ipython_extension(made)
     made.push({"pipe": Pipe(), "data": [torch.randn(2, 8) for _ in range(2)], "torch": torch})
     yield made
+    for value in list(made.user_ns.values()):
+        if isinstance(value, (Pipe, torch.nn.Module)):
+            ait.unwrap(value)
     made.reset(new_session=False)
     InteractiveShell.clear_instance()
 
