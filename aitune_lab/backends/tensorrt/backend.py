@@ -18,6 +18,7 @@ from ...schema import Candidate, Signature, TensorLeaf, dim_symbol
 from ..base import Availability, Backend, BuildJob, Executable
 from ..export import FlatModule, export_program, export_sample
 from ..onnx_file import write_onnx
+from ..rewrites import rewrite
 from .builder import TensorRTConfig, build_plan, timing_cache_name
 from .engine import Engine
 from .flavor import FLAVORS, Flavor, available, require
@@ -67,6 +68,7 @@ class TensorRTBackend(Backend):
         job.progress("exporting", None)
         exported = _keeping_float32(job, self.config.keep_float32) if self.config.keep_float32 else job
         program, notes = export_program(exported)
+        rewrite(program)
         job.progress("converting to ONNX", None)
         write_onnx(program, job.folder / MODEL, fold_integers=True)
         del program
