@@ -184,8 +184,13 @@ class LabCore:
             job = self._inspect_job
             if job is None or (job.done and (again or job.error() is not None)):
                 job = self._inspect_job = self._worker.submit("inspect", self._inspect)
-                self._set(phase="inspecting", notice=None)
+                self._set(phase="inspecting", notice=self._offer_of_earlier())
         return job
+
+    def _offer_of_earlier(self) -> Notice | None:
+        """The notice if it offers an earlier run: that stays until it is taken or dismissed, or a tune starts."""
+        notice = self._snapshot.notice
+        return notice if notice is not None and any(name == "adopt" for name, _ in notice.actions) else None
 
     def _inspect(self) -> Inspection:
         try:

@@ -79,6 +79,9 @@ class Lab(LabWork):
         device: torch.device | str | None = None,
         **options: Any,
     ) -> None:
+        known = registry.lab_of(target)
+        if plan is None and known is not None:
+            plan = known.plan  # running the cell again keeps what was pinned
         held, chosen = options_of(plan, options)
         if getattr(self, "_made", False):
             self._offer(data, held, chosen)

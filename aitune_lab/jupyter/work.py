@@ -94,6 +94,8 @@ class LabWork(LabCore):
         ending = {"ait": ".ait", "plan": ".toml", "report": ".html"}[what]
         if not path:
             raise DataError(f"name a file, such as tuned{ending}")
+        if Path(path).suffix != ending:
+            raise DataError(f"the file's name must end in {ending}, but got {path!r}")
         if what == "ait":
             self.ended("saving")
 

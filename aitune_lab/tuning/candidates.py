@@ -18,8 +18,8 @@ from .strategies.words import error
 
 TYPICAL_SECONDS = {
     "eager": (0.0, 0.0),
+    "openvino": (3.5, 0.05),
     "onnxruntime": (4.0, 0.05),
-    "openvino": (5.0, 0.05),
     "inductor": (12.0, 0.2),
     "inductor_aot": (18.0, 0.2),
     "torchao": (1.0, 0.01),

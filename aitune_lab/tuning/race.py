@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -166,7 +167,10 @@ class Race:
         self.close(but=best.candidate.label)
 
     def _second_look(self, trial: Trial, strategy: Strategy, eager: Trial) -> tuple[bool, float]:
-        """Fresh blocks at the points that decide: the candidate must be faster again, weighted as the first time."""
+        """Fresh blocks at the points that decide: the candidate must be faster again, weighted as the first time.
+
+        Gives whether it was, and the test's p-value: NaN if other load disturbed the look.
+        """
         label = trial.candidate.label
         points = strategy.decisive_points(trial, eager, self.context)
         weights = {p.point: p.weight if len(points) > 1 else 1.0 for p in trial.points}
@@ -178,6 +182,8 @@ class Race:
         timings = {point: time_point(longer, self.built[label], point, seed=1) for point in points}
         alpha = ALPHA / max(1, len(self.listed.candidates) - len(self.context.confirmed))
         verdict = faster(weighted_sum(timings, weights, (label, "eager")), label, "eager", alpha=alpha)
+        if any(m.disturbed for timing in timings.values() for m in timing.measurements.values()):
+            return False, math.nan
         return verdict.is_faster, verdict.p_value
 
     def decide_pin(self, rule: Rule) -> Decision:

@@ -272,3 +272,22 @@ def test_a_lab_nobody_holds_is_forgotten(make_lab: Any) -> None:
 )
 def test_seconds_as_people_say_them(seconds: float, words: str) -> None:
     assert seconds_words(seconds) == words
+
+
+def test_running_the_cell_again_keeps_pins(make_lab: Any, pipe: Pipe) -> None:
+    lab = make_lab()
+    lab.run()
+    lab.pin("encoder", SLOW)
+    again = make_lab()
+    assert again is not lab
+    assert again.plan == lab.plan
+    assert make_lab(plan=Plan()).plan == Plan()
+
+
+def test_an_export_is_named_by_its_kind(make_lab: Any, tmp_path: Path) -> None:
+    lab = make_lab()
+    lab.run()
+    for what, ending in {"ait": ".ait", "plan": ".toml", "report": ".html"}.items():
+        with pytest.raises(DataError, match=rf"must end in \{ending}, but got"):
+            lab.begin_export(what, str(tmp_path / "script.py"))
+    assert not list(tmp_path.iterdir())

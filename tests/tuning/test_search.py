@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -212,6 +213,28 @@ def test_a_winner_that_does_not_win_again_in_the_second_look_is_dropped() -> Non
     result = run(make_tuner(target, torch.randn(2, 4), Plan(), options))
     assert result.choices[0].candidate.label == "eager"
     assert "not again in the second look (p=" in result.choices[0].losers["scripted"]
+
+
+class DisturbedLater(ScriptedMeter):
+    """Other load disturbs every measurement after the first full one."""
+
+    def __call__(self, contenders: Any, **options: Any) -> Timing:
+        timing = super().__call__(contenders, **options)
+        if options["seed"] == 0:
+            return timing
+        spoilt = {label: replace(m, disturbed="other load") for label, m in timing.measurements.items()}
+        return Timing(spoilt, timing.blocks_ms)
+
+
+def test_a_disturbed_second_look_confirms_nothing_and_says_so() -> None:
+    torch.manual_seed(0)
+    target = nn.Linear(4, 2).eval()
+    options = TuneOptions(meter=DisturbedLater({"scripted": 0.5}), backends=(ScriptedBackend(),))
+    result = run(make_tuner(target, torch.randn(2, 4), Plan(), options))
+    assert result.choices[0].candidate.label == "eager"
+    reason = result.choices[0].losers["scripted"]
+    assert reason.startswith("could not be confirmed: 2 times as fast at first")
+    assert "other load disturbed the second look; tune again on a quieter machine" in reason
 
 
 def test_a_winner_is_measured_a_second_time_on_fresh_blocks() -> None:

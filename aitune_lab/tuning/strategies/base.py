@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -21,7 +22,7 @@ class ChoiceContext:
         tolerance: what candidates may be off.
         confirmed: the result of the second look by candidate label: it won again, it didn't, or (None or
             absent) it hasn't been looked at.
-        p_values: of the second look's paired test, by label, for the sentences.
+        p_values: of the second look's paired test, by label, for the sentences; NaN where other load disturbed it.
         complexity: by label; ties go to the lower one (absent counts as 1).
         not_tried: candidates without a trial and why, by label; they join the losers.
         memory_limit_bytes: points above it don't count where a strategy weighs memory.
@@ -173,7 +174,7 @@ class Strategy(ABC):
         if contender.cost >= 1:
             return f"not faster than eager: {measured}"
         if self.needs_second_look and context.confirmed.get(label) is False:
-            return f"could not be told from eager beyond noise: {_first_look(contender, context)}"
+            return _not_again(contender, context)
         assert winner is not None  # else it is pending, failed its second look or has a special reason
         if is_tie(contender, winner):
             return f"as fast as {winner.label} within noise, which is simpler or more exact: {measured}"
@@ -197,10 +198,7 @@ class Strategy(ABC):
         if best.cost < 1 and not order:
             return f"eager stays: the best right candidate, {best.label}, was not chosen: {losers[best.label]}"
         if best.cost < 1:
-            return (
-                f"eager stays: the best right candidate, {best.label}, could not be told from eager beyond noise: "
-                f"{_first_look(best, context)}"
-            )
+            return f"eager stays: the best right candidate, {best.label}, {_not_again(best, context)}"
         return (
             f"eager stays: the best right candidate, {best.label}, was only {times(best.speedup)} times as fast "
             f"({best.figures})"
@@ -212,9 +210,13 @@ def speed(contender: Contender) -> str:
     return f"{contender.label} is {times(contender.speedup)} times as fast as eager ({contender.figures})"
 
 
-def _first_look(contender: Contender, context: ChoiceContext) -> str:
-    p = f" (p={context.p_values[contender.label]:.2g})" if contender.label in context.p_values else ""
-    return f"{times(contender.speedup)} times as fast at first ({contender.figures}), not again in the second look{p}"
+def _not_again(contender: Contender, context: ChoiceContext) -> str:
+    p_value = context.p_values.get(contender.label)
+    at_first = f"{times(contender.speedup)} times as fast at first ({contender.figures})"
+    if p_value is not None and math.isnan(p_value):
+        return f"could not be confirmed: {at_first}, and other load disturbed the second look; tune again on a quieter machine"
+    p = f" (p={p_value:.2g})" if p_value is not None else ""
+    return f"could not be told from eager beyond noise: {at_first}, not again in the second look{p}"
 
 
 def _what_became(trials: Sequence[Trial], losers: Mapping[str, str], context: ChoiceContext) -> str:
