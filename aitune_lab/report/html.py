@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
+from ..errors import DataError
 from ..tuning.planfile import plan_to_toml
 from ..tuning.strategies.words import counted, times
 from .code import as_code
@@ -58,9 +59,15 @@ def html_report(source: Source, path: str | Path, *, title: str = "") -> Path:
 
     Returns:
         The path.
+
+    Raises:
+        DataError: the file can't be written.
     """
-    written = Path(path)
-    written.write_text(report_page(source, title=title), encoding="utf-8", newline="\n")
+    written, page = Path(path), report_page(source, title=title)
+    try:
+        written.write_text(page, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise DataError(f"the report can't be written to {str(path)!r}: {error.strerror or error}") from error
     return written
 
 

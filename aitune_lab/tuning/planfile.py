@@ -39,6 +39,8 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 
 def read_plan(path: str | Path) -> Plan:
     """Read a plan from a TOML file. Raises PlanError that names the file, the place and what may stand there."""
+    if not isinstance(path, (str, Path)):
+        raise PlanError(f"a plan must be a Plan or the path of its TOML file, but got {path!r}")
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:

@@ -118,3 +118,10 @@ def test_a_browser_shows_it_without_complaint(tmp_path: Path) -> None:
         browser.close()
     assert said == []
     assert set(asked) == {path.as_uri()}
+
+
+def test_a_file_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        ait.DataError, match=r"the report can't be written to '.*report\.html': No such file or directory"
+    ):
+        ait.html_report(runs.recorded("success"), tmp_path / "nowhere" / "report.html")

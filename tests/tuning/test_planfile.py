@@ -242,3 +242,8 @@ def test_options_may_be_none() -> None:
     text = plan_to_toml(plan)
     assert 'unset = [\n    "a",\n]' in text or 'unset = ["a"]' in text
     assert plan_from_toml(text) == plan
+
+
+def test_a_plan_is_a_plan_or_a_path() -> None:
+    with pytest.raises(PlanError, match="must be a Plan or the path of its TOML file, but got 5"):
+        read_plan(5)  # type: ignore[arg-type]
