@@ -54,8 +54,9 @@ def say(*words):
 
 def progress(phase, done):
     if phase == "compiling" and pids.exists():
-        say("hanging", *pids.read_text().split(), children._helper.process.pid)
-        pids.unlink()
+        hanging = pids.read_text().split()
+        pids.unlink()  # before it is said, as the interrupt comes right after
+        say("hanging", *hanging, children._helper.process.pid)
 
 
 registry.register(FaultyBackend)
