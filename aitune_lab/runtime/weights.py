@@ -4,27 +4,26 @@ Changes that go through `nn.Module` are seen at once, as events: `.to()`, `.half
 `load_state_dict` (`assign=True` too), `train()`, a parameter, buffer or submodule registered or replaced, also by
 `functional_call`, on any submodule, and forward hooks registered on one. What raises no event (`p.data = t`, in-place
 edits, `child.training = True`, `del layers[-1]`, `bn.eps = 1.0`, `child.forward = f`) is found by a rotating check of
-identity, address and version, a few tensors and submodules per call; writes that leave even the version alone
-(`p.data.add_`, numpy) by comparing sampled elements. Both have gone over everything within about a second of calls; the
-first within 100 calls for up to 400 tensors and submodules.
+identity, address and version, of so many tensors and submodules per call, however many there are; writes that leave even
+the version alone (`p.data.add_`, numpy) by comparing sampled elements. Both have gone over everything within about a
+second of calls; the first within 100 calls for up to 400 tensors and submodules, whatever time these take.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from operator import is_, itemgetter
 from typing import Any
 
 import torch
-import torch.nn.utils._named_member_accessor
 
 from ..capture.state import version_of
 from ..capture.swap import SwappedMethod, restore, swap
+from .registrations import listen, unlisten
 from .traits import around, assigned_forward, parts_of, plain_attributes
 
 SAMPLED_ELEMENTS = 64
@@ -43,8 +42,8 @@ _SUBMODULE_EVENTS = {
     "register_forward_pre_hook": "a forward pre-hook was registered on a submodule",
 }
 """Hooks of the watched module itself run around the tuned method; only those of its submodules are lost."""
-CALLS_PER_ROUND = 100
-TENSORS_PER_CALL = 4
+LOOKS_PER_CALL = 4
+"""Tensors and submodules that the rotating check looks at in each call: what a call costs doesn't grow with their number."""
 
 
 def slots_of(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
@@ -130,6 +129,10 @@ def _samples_of(tensors: Sequence[torch.Tensor]) -> list[_Samples]:
     return [_Samples(group[i : i + size]) for group in groups.values() for i in range(0, len(group), size)]
 
 
+def _children(modules: dict[str, torch.nn.Module | None]) -> tuple[torch.nn.Module | None, ...]:
+    return tuple(modules.values())
+
+
 class WeightWatch:
     """Watches one module's weights. `tick()` is called at every tuned call and says whether all is as it was.
 
@@ -153,7 +156,6 @@ class WeightWatch:
         self.suspect = False
         self.found = ""
         self._swaps: list[SwappedMethod] = []
-        self._calls = itertools.count()
         self._attributes = plain_attributes(module, self._state) if values or addresses else {}
         self._kind = self._kind_of(module)
         self._parts = [weakref.ref(part) for part in parts_of(module)]
@@ -174,16 +176,16 @@ class WeightWatch:
             self._pointers = [t.data_ptr() if t.layout is torch.strided else 0 for t in self.tensors]
             self._versions = [version_of(t) for t in self.tensors]
             self._samples = _samples_of(self.tensors if self.values else [])
-        self._rounds = self._shares(module)
+        shares = self._shares(module)
+        self._shares_due, self._calls_per_round = itertools.cycle(shares), len(shares)
         self._on_cuda = any(t.is_cuda for t in self.tensors)
         self._interval = SAMPLE_SECONDS["cuda" if self._on_cuda else "cpu"]
         self._next_sample = time.monotonic() + self._interval
         self._sample_at = 0
 
     def _shares(self, module: torch.nn.Module) -> list[tuple[list[Any], ...]]:
-        """What to look at in each call of a round: tensors, tensors that have no version, attributes, children."""
-        versioned: list[Any] = []
-        unversioned: list[Any] = []
+        """What to look at in each call of a round: tensors, tensors that have no version, attributes and children."""
+        rows: list[tuple[int, Any]] = []
         for (holder, name), tensor, address, version in zip(
             self._slots, self.tensors, self._pointers, self._versions, strict=True
         ):
@@ -191,11 +193,9 @@ class WeightWatch:
             address_of = tensor.data_ptr if tensor.layout is torch.strided else int
             row = (holder.get, name, tensor, address_of, address)
             if self.values and version != -1:
-                versioned.append((*row, version))
+                rows.append((0, (*row, version)))
             elif self.values or self.addresses:
-                unversioned.append(row)
-        attributes: list[Any] = []
-        parents: list[Any] = []
+                rows.append((1, row))
         for path, child in module.named_modules():
             if isinstance(child, torch.jit.ScriptModule):
                 continue
@@ -203,13 +203,11 @@ class WeightWatch:
             # All of a submodule's in one operation; no name stands for the forward of the module itself, which is ours.
             pick = itemgetter(*(key for key in entries if key == "training" or (path, key) in self._attributes))
             forward = "" if child is module else "forward"
-            attributes.append((pick, entries, pick(entries), forward, entries.get(forward)))
+            rows.append((2, (pick, entries, pick(entries), forward, entries.get(forward))))
             if child._modules:
-                parents.append((child._modules, tuple(child._modules.values())))
-        most = max(len(versioned) + len(unversioned), len(attributes))
-        calls = max(min(most, CALLS_PER_ROUND), -(-most // TENSORS_PER_CALL))
-        rows = versioned, unversioned, attributes, parents
-        return [tuple(kind[i::calls] for kind in rows) for i in range(calls)]
+                rows.append((2, (_children, child._modules, _children(child._modules), "", None)))
+        calls = max(1, -(-len(rows) // LOOKS_PER_CALL))
+        return [tuple([row for k, row in rows[i::calls] if k == kind] for kind in range(3)) for i in range(calls)]
 
     def start(self) -> None:
         """Listen to events on the module and its submodules."""
@@ -249,12 +247,18 @@ class WeightWatch:
 
     def tick(self) -> bool:
         """True if nothing is known to have changed. Costs one or two microseconds, however many weights."""
-        return not self.suspect and self.look()
+        # As `look`, without a second function call.
+        return (
+            not self.suspect
+            and self._look_at(*next(self._shares_due))
+            and (time.monotonic() < self._next_sample or self._catch_up())
+        )
 
     def look(self) -> bool:
-        """The share of the rotating check that is due at this call."""
-        rounds = self._rounds
-        versioned, unversioned, attributes, parents = rounds[next(self._calls) % len(rounds)]
+        """The share of the rotating check that is due at this call, and what is due by time."""
+        return self._look_at(*next(self._shares_due)) and (time.monotonic() < self._next_sample or self._catch_up())
+
+    def _look_at(self, versioned: list[Any], unversioned: list[Any], entered: list[Any]) -> bool:
         for get, name, tensor, address_of, address, version in versioned:
             if get(name) is not tensor or address_of() != address or tensor._version != version:
                 return self._found("a weight was replaced or written in place")
@@ -262,17 +266,18 @@ class WeightWatch:
             if get(name) is not tensor or address_of() != address:
                 return self._found("a weight was replaced")
         try:
-            for pick, entries, values, forward, function in attributes:
+            for pick, entries, values, forward, function in entered:
                 if pick(entries) != values:
-                    return self._found("the training mode or an attribute of a submodule changed")
+                    return self._found(
+                        "a submodule was added, removed or replaced"
+                        if pick is _children
+                        else "the training mode or an attribute of a submodule changed"
+                    )
                 if entries.get(forward) is not function and self._forward_changed(entries, function):
                     return self._found("the forward of a submodule was replaced")
-            for children, remembered in parents:
-                if tuple(children.values()) != remembered:
-                    return self._found("a submodule was added, removed or replaced")
         except Exception:  # an attribute was deleted, or holds what can't be compared
             return self._found("an attribute of a submodule changed")
-        return time.monotonic() < self._next_sample or self._compare_samples()
+        return True
 
     @staticmethod
     def _forward_changed(entries: dict[str, Any], function: Any) -> bool:
@@ -285,11 +290,14 @@ class WeightWatch:
         self.mark(what)
         return False
 
-    def _compare_samples(self) -> bool:
-        """The share of all samples that is due: every one within a second."""
+    def _catch_up(self) -> bool:
+        """The part of both checks that the time since the last one asks for: all of both within a second."""
         now = time.monotonic()
-        elapsed = now - self._next_sample + self._interval
+        elapsed = min(1.0, now - self._next_sample + self._interval)
         self._next_sample = now + self._interval
+        for share in itertools.islice(self._shares_due, int(self._calls_per_round * elapsed)):
+            if not self._look_at(*share):
+                return False
         samples, start = self._samples, self._sample_at
         if self._on_cuda and torch.cuda.is_current_stream_capturing():
             return True
@@ -338,66 +346,3 @@ class WeightWatch:
         module = self.module()
         if module is not None:
             self._take(module)
-
-
-_listeners: weakref.WeakKeyDictionary[torch.nn.Module, weakref.WeakSet[WeightWatch]] = weakref.WeakKeyDictionary()
-_hooks: list[Callable[[], None]] = []
-_hooks_lock = threading.RLock()
-
-
-def _add_hooks() -> None:
-    """Global, only while something is watched: torch has no such hooks on instances."""
-    hooks = torch.nn.modules.module
-    register: list[Callable[..., Any]] = [
-        hooks.register_module_parameter_registration_hook,
-        hooks.register_module_buffer_registration_hook,
-        hooks.register_module_module_registration_hook,
-    ]
-    _hooks.extend(add(_registered).remove for add in register)
-    # `torch.func.functional_call` writes parameters into the modules' dicts without registering them.
-    accessor = torch.nn.utils._named_member_accessor
-    original = accessor.swap_tensor
-
-    def swap_tensor(module: torch.nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
-        result = original(module, name, *args, **kwargs)
-        if not torch.compiler.is_compiling():
-            _registered(module, name, None)
-        return result
-
-    def put_back() -> None:
-        if accessor.swap_tensor is swap_tensor:
-            accessor.swap_tensor = original
-
-    accessor.swap_tensor = swap_tensor
-    _hooks.append(put_back)
-
-
-def listen(module: torch.nn.Module, watch: WeightWatch) -> None:
-    """Tell the watch of parameters, buffers and submodules registered on the module or any submodule."""
-    with _hooks_lock:
-        if not _hooks:
-            _add_hooks()
-        for child in module.modules():
-            _listeners.setdefault(child, weakref.WeakSet()).add(watch)
-    weakref.finalize(watch, _remove_idle_hooks)
-
-
-def unlisten(watch: WeightWatch) -> None:
-    """Forget a watch, also on modules that were replaced since; the last one takes the hooks with it."""
-    with _hooks_lock:
-        for child, watches in list(_listeners.items()):
-            watches.discard(watch)
-            if not watches:
-                del _listeners[child]
-    _remove_idle_hooks()
-
-
-def _remove_idle_hooks() -> None:
-    if not any(map(len, list(_listeners.values()))):
-        while _hooks:
-            _hooks.pop()()
-
-
-def _registered(module: torch.nn.Module, name: str, value: Any) -> None:
-    for watch in list(_listeners.get(module, ())):
-        watch.mark(f"{name!r} was registered or replaced")

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from aitune_lab import AituneWarning, TargetError, stats, unwrap
-from aitune_lab.runtime import weights
+from aitune_lab.runtime import registrations
 from aitune_lab.testing import install_scripted
 from aitune_lab.testing.models import Mlp, Pair
 
@@ -81,17 +81,17 @@ def test_global_hooks_go_with_the_last_tuned_module(pair: Pair) -> None:
     assert accessor.swap_tensor is not before[0]
     unwrap(pair.second)
     assert (accessor.swap_tensor, len(hooks._global_parameter_registration_hooks)) == before
-    assert not weights._hooks
-    assert not weights._listeners
+    assert not registrations._hooks
+    assert not registrations._listeners
 
 
 def test_global_hooks_go_with_the_last_module_that_is_dropped() -> None:
     module = Mlp().eval()
     tune(module)
-    assert weights._hooks
+    assert registrations._hooks
     del module
     gc.collect()
-    assert not weights._hooks
+    assert not registrations._hooks
 
 
 def test_load_state_dict_round_trip(pair: Pair) -> None:

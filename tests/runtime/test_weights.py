@@ -220,7 +220,29 @@ def test_every_tensor_is_looked_at_within_its_round() -> None:
             watch = WeightWatch(module)
             module[index].add_(1)
             calls = next(i for i in itertools.count(1) if not watch.tick())
-            assert calls <= max(100, -(-count // watching.TENSORS_PER_CALL))
+            # All tensors, and the module itself with its list of children.
+            assert calls <= -(-(count + 2) // watching.LOOKS_PER_CALL)
+
+
+@pytest.mark.parametrize("calls", [1, 10])
+def test_of_many_tensors_all_are_looked_at_within_a_second(calls: int, clock: Callable[[float], None]) -> None:
+    module = nn.ParameterList([nn.Parameter(torch.zeros(2)) for _ in range(1000)])
+    for index in (0, 500, 999):
+        watch = WeightWatch(module, values=False, addresses=True)
+        module._parameters[str(index)] = nn.Parameter(torch.zeros(2))
+        found = []
+        for _ in range(calls):
+            clock(1.0 / calls)
+            found.append(not watch.tick())
+        assert any(found)
+
+
+def test_a_call_looks_at_as_much_however_many_tensors_there_are() -> None:
+    shares = {}
+    for count in (10, 300, 3000):
+        watch = WeightWatch(nn.Sequential(*[nn.Linear(2, 2) for _ in range(count // 2)]))
+        shares[count] = [sum(map(len, next(watch._shares_due))) for _ in range(watch._calls_per_round)]
+    assert {max(looks) for looks in shares.values()} == {watching.LOOKS_PER_CALL}
 
 
 def test_every_tensor_is_sampled_within_a_second(clock: Callable[[float], None]) -> None:
