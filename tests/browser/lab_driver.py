@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import struct
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import nbformat
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Locator, Page, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -88,37 +87,29 @@ def jupyterlab(folder: Path, *, environment: dict[str, str] | None = None) -> It
         file = folder / "settings" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(values), encoding="utf-8")
-    port = _free_port()
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--expose-app-in-browser", "--allow-root"]
-    command += ["--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"]
+    # The server takes the first port that is free just then, and writes down which.
+    command += ["--ip=127.0.0.1", "--ServerApp.port_retries=200", f"--IdentityProvider.token={TOKEN}"]
     command += [f"--ServerApp.root_dir={root}"]
     log = folder / "server.log"
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
             command, env={**os.environ, **variables, **(environment or {})}, stdout=output, stderr=subprocess.STDOUT
         )
-        server = Server(f"http://127.0.0.1:{port}", root)
         try:
-            _wait_until_up(server, process, log)
-            yield server
+            yield _wait_until_up(root, process, folder / "jupyter_runtime_dir", log)
         finally:
             _stop(process)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait_until_up(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_up(root: Path, process: subprocess.Popen[bytes], runtime: Path, log: Path) -> Server:
     end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            break
-        with contextlib.suppress(OSError):
+    written = runtime / f"jpserver-{process.pid}.json"
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(OSError, ValueError):
+            server = Server(f"http://127.0.0.1:{json.loads(written.read_text(encoding='utf-8'))['port']}", root)
             server.get("/api/status")
-            return
+            return server
         time.sleep(0.1)
     raise RuntimeError(f"JupyterLab did not start:\n{log.read_text(encoding='utf-8')[-4000:]}")
 
@@ -137,11 +128,19 @@ def chromium() -> Iterator[Browser]:
     """A headless Chromium that calls nobody at home."""
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     assert program, f"none of {', '.join(BROWSERS)} is on PATH"
-    quiet = "no-sandbox disable-gpu no-first-run disable-background-networking disable-component-update disable-sync"
+    # Containers often have a /dev/shm too small for a page's pictures; in /tmp there is room.
+    quiet = "no-sandbox disable-gpu disable-dev-shm-usage no-first-run disable-background-networking disable-component-update"
+    options = {
+        "executable_path": program,
+        "headless": True,
+        "args": [f"--{flag}" for flag in (*quiet.split(), "disable-sync")],
+    }
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=program, headless=True, args=[f"--{flag}" for flag in quiet.split()]
-        )
+        try:
+            browser = playwright.chromium.launch(**options)
+        except Error:
+            # On a machine that is busy with other tests the first start, from a cold disk, may take too long.
+            browser = playwright.chromium.launch(**options)
         try:
             yield browser
         finally:
@@ -265,8 +264,19 @@ class LabPage:
     def shot(self, name: str, of: Locator | None = None) -> Path:
         """A picture of the page, or of one element, as `name.png` in the folder of screenshots."""
         file = self.shots / f"{name}.png"
-        (of if of is not None else self.page).screenshot(path=file)
-        return file
+        if of is None:
+            self.page.screenshot(path=file)
+            return file
+        end = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                of.screenshot(path=file)
+            except Error as error:
+                # A notebook may draw an output anew at any time; other actions of Playwright look again on their own.
+                if "not attached" not in error.message or time.monotonic() > end:
+                    raise
+            else:
+                return file
 
     def comm_messages(self, since: int = 0) -> list[bytes]:
         """The comm messages among the frames that came after the first `since`."""

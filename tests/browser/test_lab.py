@@ -199,6 +199,33 @@ def test_a_reload_while_tuning_shows_the_present_state_and_nothing_is_lost(lab_p
 
 
 @pytest.mark.browser
+def test_a_refreshed_copy_takes_nothing_from_who_types(lab_page: Callable[..., Any]) -> None:
+    """When a step ends the output is drawn anew for its static copy; the page that was in it goes on."""
+    journey = Journey(lab_page, SHOW)
+    journey.step("choose")
+    journey.says("8 trials over 2 modules")
+    journey.root.locator(".ait-grid").evaluate("e => { e.style.maxHeight = '90px'; e.scrollTop = 20; }")
+    journey.step("export")
+    path = journey.root.locator("[data-field=path]").first
+    path.fill("of-my-own.ait")
+    journey.page.evaluate(
+        """() => {
+            window.page = document.querySelector('.aitl');
+            window.place = window.page.parentElement;
+            window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({code: 'lab._refresh()'});
+        }"""
+    )
+    journey.page.wait_for_function("document.querySelector('.aitl')?.parentElement !== window.place")
+    assert journey.page.evaluate("document.querySelector('.aitl') === window.page")
+    assert path.input_value() == "of-my-own.ait"
+    assert path.evaluate("e => document.activeElement === e")
+    journey.page.keyboard.type("s")
+    assert path.input_value() == "of-my-own.aits"
+    journey.step("choose")
+    assert journey.root.locator(".ait-grid").evaluate("e => e.scrollTop") == 20
+
+
+@pytest.mark.browser
 def test_a_live_lab_saved_and_opened_elsewhere_shows_tables(lab_page: Callable[..., Any]) -> None:
     """The notebook is opened without a kernel, in a place that doesn't trust it: tables and charts are there."""
     journey = Journey(lab_page, SHOW, "lab.run();", "lab.close()")

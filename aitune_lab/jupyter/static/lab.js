@@ -20,17 +20,32 @@ const QUEUED_AFTER_MS = 700;
 const SLOT_ATTEMPTS = 40;
 
 export class Page {
-  /** @param {LabModel} model @param {Host} host @param {HTMLElement} el @param {AbortSignal} signal */
-  constructor(model, host, el, signal) {
+  /** @param {LabModel} model @param {Host} host @param {HTMLElement} el */
+  constructor(model, host, el) {
     this.model = model;
     this.host = host;
-    this.signal = signal;
+    this.el = el;
+    this.ended = new AbortController();
+    this.signal = this.ended.signal;
     this.root = document.createElement("div");
     this.root.className = "aitl";
     // Keys pressed here are ours: the notebook's shortcuts (Enter, x, d d, …) don't see them.
     this.root.dataset.lmSuppressShortcuts = "true";
     for (const kind of ["keydown", "keypress", "keyup"]) this.root.addEventListener(kind, (event) => event.stopPropagation());
-    el.append(this.root);
+    /** Where each part is scrolled to, and what has the focus: an element that is moved loses both. @type {Map<Element, number>} */
+    this.scrolled = new Map();
+    /** @type {HTMLElement | null} */
+    this.focused = null;
+    this.root.addEventListener("scroll", ({ target }) => target instanceof Element && this.scrolled.set(target, target.scrollTop), true);
+    this.root.addEventListener("focusin", ({ target }) => {
+      this.focused = /** @type {HTMLElement} */ (target);
+    });
+    this.root.addEventListener("focusout", ({ target }) => {
+      // The focus that goes because the page is being moved comes back.
+      queueMicrotask(() => {
+        if (this.root.isConnected && this.focused === target) this.focused = null;
+      });
+    });
     /** @type {Map<string, HTMLElement>} */
     this.slots = new Map();
     /** Callbacks of commands that the kernel has not answered yet. @type {Map<string, (answer: Answer) => void>} */
@@ -43,8 +58,55 @@ export class Page {
     this.prefix = Math.random().toString(36).slice(2);
     this.counter = 0;
     this.scheduled = false;
+    this.drawnStep = "";
     /** @type {View} */
-    this.view = model.get("view");
+    this.view = { revision: -1, sections: {} };
+    /** @type {[string, (...args: any[]) => void][]} */
+    this.heard = [
+      ["msg:custom", (message) => this.received(message)],
+      [
+        "change:view",
+        () => {
+          this.view = this.model.get("view");
+          this.draw();
+        },
+      ],
+      ["change:step", () => this.draw()],
+    ];
+  }
+
+  /** Stand in this element, and follow the model as this view of it sees it. @param {LabModel} model @param {HTMLElement} el */
+  moveTo(model, el) {
+    for (const [name, callback] of this.heard) {
+      this.model.off(name, callback);
+      model.on(name, callback);
+    }
+    this.model = model;
+    this.el = el;
+    const view = model.get("view");
+    if (view.revision > this.view.revision) this.view = view;
+    el.append(this.root);
+    this.draw();
+    // The element may not stand in the document yet.
+    requestAnimationFrame(() => {
+      this.scrollBack();
+      if (this.focused && document.activeElement === document.body) this.focused.focus({ preventScroll: true });
+    });
+  }
+
+  /** Scroll as it was before parts of the page were moved, or taken out and put back. */
+  scrollBack() {
+    for (const [element, top] of this.scrolled) {
+      if (element.isConnected) element.scrollTop = top;
+      else if (![...this.slots.values()].some((slot) => slot.contains(element))) this.scrolled.delete(element);
+    }
+  }
+
+  /** Show nothing any more. The kernel closes its widgets only when it knows that no page shows them. */
+  end() {
+    this.ended.abort();
+    for (const [name, callback] of this.heard) this.model.off(name, callback);
+    this.model.send({ id: `${this.prefix}-gone`, op: "gone", args: { view: this.prefix } });
   }
 
   /** @returns {string} */
@@ -133,6 +195,8 @@ export class Page {
         blocks.map((block) => drawBlock(this, block)),
       ),
     ]);
+    if (step !== this.drawnStep) this.scrollBack();
+    this.drawnStep = step;
     for (const element of this.root.querySelectorAll(".aitl-lines")) followEnd(/** @type {HTMLElement} */ (element));
   }
 
@@ -238,29 +302,25 @@ function followEnd(element) {
   element.dataset.length = length;
 }
 
-/** @param {{model: LabModel, el: HTMLElement, host: Host, signal?: AbortSignal}} context */
-function render({ model, el, host, signal }) {
-  const ended = new AbortController();
-  signal?.addEventListener("abort", () => ended.abort());
-  const page = new Page(model, host, el, ended.signal);
-  const received = (/** @type {any} */ message) => page.received(message);
-  const replaced = () => {
-    page.view = model.get("view");
-    page.draw();
-  };
-  const moved = () => page.draw();
-  model.on("msg:custom", received);
-  model.on("change:view", replaced);
-  model.on("change:step", moved);
-  page.draw();
-  void page.arrive();
+/** Every page of this widget that has not ended. @type {Set<Page>} */
+const pages = new Set();
+
+/**
+ * Draw the Lab into an element. When the static copy in the notebook is brought up to date, JupyterLab draws the whole
+ * output anew and drops the element of before without a word: its page then moves to the new one, with all that was
+ * typed, opened and scrolled in it.
+ * @param {{model: LabModel, el: HTMLElement, host: Host}} context
+ */
+function render({ model, el, host }) {
+  const dropped = [...pages].find((held) => !held.el.parentNode);
+  const page = dropped ?? new Page(model, host, el);
+  pages.add(page);
+  page.moveTo(model, el);
+  if (!dropped) void page.arrive();
   return () => {
-    ended.abort();
-    model.off("msg:custom", received);
-    model.off("change:view", replaced);
-    model.off("change:step", moved);
-    // The kernel closes its widgets only when it knows that no page shows them any more.
-    model.send({ id: `${page.prefix}-gone`, op: "gone", args: { view: page.prefix } });
+    if (page.el !== el) return;
+    pages.delete(page);
+    page.end();
   };
 }
 
