@@ -131,6 +131,9 @@ class Backend(ABC):
     """Another backend that makes nearly the same kernels, so that what is known of one tells about the other."""
     further: ClassVar[Literal["options", "fallbacks"]] = "options"
     """What its proposals after the first are: ways that may be faster, or what to try where the first can't be used."""
+    follows_torch: ClassVar[bool] = True
+    """Torch's memory formats and its switch for TensorFloat-32 change what it makes; one that settles these itself proposes
+    them as options of its own."""
     complexity: ClassVar[int] = 1
     """Ties in latency and accuracy go to the lower one (eager is 0)."""
 

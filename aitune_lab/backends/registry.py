@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from collections.abc import Collection
 from importlib.metadata import entry_points
 
 from ..errors import BackendUnavailable, PlanError
@@ -16,6 +18,8 @@ _BUILTIN = {
     "inductor": "inductor_jit:TorchInductorJitBackend",
     "torchao": "torchao:TorchAOBackend",
     "inductor_aot": "inductor_aot:TorchInductorAotBackend",
+    "tensorrt": "tensorrt:TensorRTBackend",
+    "tensorrt_rtx": "tensorrt:TensorRTRTXBackend",
 }
 _registered: dict[str, type[Backend]] = {}
 
@@ -54,7 +58,14 @@ def get(name: str) -> type[Backend]:
         if entry.name == name:
             loaded: type[Backend] = entry.load()
             return loaded
-    raise PlanError(f"backend must be one of {names()}, but got {name!r}")
+    raise PlanError(unknown(name, names()))
+
+
+def unknown(name: str, known: Collection[str]) -> str:
+    """What to say about a name that is none of the known ones: those, and the closest."""
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    guess = f". Did you mean {close[0]!r}?" if close else ""
+    return f"backend must be one of {list(known)}, but got {name!r}{guess}"
 
 
 def of(candidate: Candidate) -> Backend:

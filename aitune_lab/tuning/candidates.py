@@ -23,12 +23,15 @@ TYPICAL_SECONDS = {
     "inductor": (12.0, 0.2),
     "inductor_aot": (18.0, 0.2),
     "torchao": (1.0, 0.01),
+    "tensorrt": (20.0, 0.2),
+    "tensorrt_rtx": (10.0, 0.1),
 }
 """What a build takes on a laptop: seconds, and seconds for each submodule; for the order and the estimate."""
+WORTH_WAITING = {"tensorrt": 4.0, "tensorrt_rtx": 4.0}
+"""Backends whose builds may take so many times longer than another's and still come before it."""
 UNKNOWN_SECONDS = (15.0, 0.1)
 POINT_SECONDS = 2.0
 """What comparing and measuring take at a point at least."""
-ACTIONS = ("pin", "strategy", "exclude", "leave")
 
 EAGER = Candidate("eager")
 CHANNELS_LAST = "channels_last"
@@ -87,14 +90,10 @@ def as_candidate(value: Named) -> Candidate:
 def with_candidates(plan: Plan) -> Plan:
     """The plan with the candidates of its pins as such: in Python a pin may name a label, a backend class or instance.
 
-    Raises PlanError for a pin without candidate, an unknown backend, or an unknown action.
+    Raises PlanError for a pin without candidate, or an unknown backend.
     """
     rules = []
     for rule in plan.rules:
-        if rule.action not in ACTIONS:
-            raise PlanError(
-                f"the action of the rule for {rule.pattern!r} must be one of {list(ACTIONS)}, but got {rule.action!r}"
-            )
         if rule.action == "pin":
             if rule.candidate is None:
                 raise PlanError(f"the pin on {rule.pattern!r} must name a candidate, such as 'onnxruntime'")
@@ -186,7 +185,9 @@ def shortlist(
     size = sum(1 for _ in module.modules())
     result.seconds = {c.label: build_seconds(c, size) for c in result.candidates}
     # The promising ones first: every backend's first proposal before variants, quick ones before slow ones.
-    result.candidates.sort(key=lambda c: (c in result.variant_of, result.seconds[c.label]))
+    result.candidates.sort(
+        key=lambda c: (c in result.variant_of, result.seconds[c.label] / WORTH_WAITING.get(c.backend, 1.0))
+    )
     for candidate in result.candidates:
         result.why[candidate.label] = _why_worth(candidate, result.variant_of.get(candidate), named, seen)
     return result
@@ -296,15 +297,17 @@ def cuda_variants(
     """A backend's first proposal on CUDA, in a CUDA graph and without: the graph first, as launches bound small batches.
 
     Convolutions are tried in channels_last, float32 modules in the lower precisions that the plan's budget has room for.
-    An exhaustive search tries the backend's further proposals (Inductor's max-autotune) and all precisions.
+    An exhaustive search tries the backend's further proposals (Inductor's max-autotune) and all precisions; those of a
+    backend that settles precision and layout itself are always looked at.
     """
     exhaustive = plan.limits.search == "exhaustive"
-    first = proposed[:1]
-    bases = [*proposed] if exhaustive else [*first]
-    if see(module, signature).loose_convolutions:
+    first, follows = proposed[:1], registry.get(proposed[0].backend).follows_torch
+    bases = [*proposed] if exhaustive or not follows else [*first]
+    if follows and see(module, signature).loose_convolutions:
         bases += [replace(c, memory_format=CHANNELS_LAST) for c in first]
     for precision in _precisions(signature, module, plan.tolerance, everything=exhaustive):
-        bases += [replace(c, precision=precision) for c in first]
+        if follows or precision in AUTOCAST:
+            bases += [replace(c, precision=precision) for c in first]
     variants = []
     for base in bases:
         variants.append(replace(base, cuda_graph=True))

@@ -198,7 +198,7 @@ def test_a_pattern_without_match_is_a_warning() -> None:
         (Plan((pin("encodr"),)), r"rule 1 \('encodr'\): no module has this path\. Did you mean 'encoder'"),
         (Plan((pin("encoder.layer"),)), r"Did you mean 'encoder.layer.0' or 'encoder.layer.1'"),
         (Plan((Rule("zzzzzz", "leave"),)), "no module has this path"),
-        (Plan((pin("head", "tensorrt"),)), r"backend must be one of \['eager', .*\], but got 'tensorrt'"),
+        (Plan((pin("head", "tensorflow"),)), r"backend must be one of \['eager', .*\], but got 'tensorflow'"),
         (Plan((Rule("re:.*", "exclude", excluded="inducto"),)), "but got 'inducto'"),
         (Plan((Rule("re:.*", "exclude", excluded="re:("),)), "no regular expression"),
         (Plan((pin("re:["),)), "no regular expression"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import re
+import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +19,9 @@ from ...errors import BuildError, Refused
 from ...schema import Candidate, Signature, TensorLeaf, dim_symbol
 from ..base import Availability, Backend, BuildJob, Executable
 from ..export import FlatModule, export_program, export_sample
-from ..onnx_file import write_onnx
+from ..onnx_file import IMPORTS, write_onnx
 from ..rewrites import rewrite
+from ..settled import Settled
 from .builder import TensorRTConfig, build_plan, timing_cache_name
 from .engine import Engine
 from .flavor import FLAVORS, Flavor, available, require
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 MODEL = "model.onnx"
 ENGINES = "engines.json"
+TF32_ERROR = 3e-4
 _DTYPES = frozenset(("float32", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "bool"))
 
 
@@ -44,12 +48,17 @@ class TensorRTBackend(Backend):
     isolation = "file"
     runs_code = True
     capturable = True
+    follows_torch = False
+    imports = IMPORTS
     complexity = 3
     config: TensorRTConfig
 
     @classmethod
     def available(cls) -> Availability:
         return available(cls.flavor)
+
+    def typical_error(self) -> float:
+        return TF32_ERROR if self.config.tf32 else 0.0
 
     def candidates(self, signature: Signature, module: nn.Module) -> list[Candidate]:
         devices = {leaf.device.partition(":")[0] for leaf in signature.tensor_leaves}
@@ -64,14 +73,9 @@ class TensorRTBackend(Backend):
         for leaf in (*job.signature.tensor_leaves, *job.signature.output_leaves):
             if isinstance(leaf, TensorLeaf) and leaf.dtype not in _DTYPES:
                 raise Refused(f"{leaf.path} is {leaf.dtype}, which TensorRT does not exchange")
+        _device(job.signature)
         trt = require(self.flavor)
-        job.progress("exporting", None)
-        exported = _keeping_float32(job, self.config.keep_float32) if self.config.keep_float32 else job
-        program, notes = export_program(exported)
-        rewrite(program)
-        job.progress("converting to ONNX", None)
-        write_onnx(program, job.folder / MODEL, fold_integers=True)
-        del program
+        notes = self._export(job, job.folder / MODEL)
         points = [sample.point for sample in job.samples]
         specs = specs_of(job.signature, points, static=self.config.static_engines, dynamic=self.config.dynamic_engine)
         cache = self._timing_cache(trt, job)
@@ -82,7 +86,14 @@ class TensorRTBackend(Backend):
                 job.progress(f"{which}: {phase}", fraction)
 
             plan = build_plan(
-                trt, job.folder / MODEL, job.signature, spec, self.config, progress=progress, timing_cache=cache
+                trt,
+                job.folder / MODEL,
+                job.signature,
+                spec,
+                self.config,
+                progress=progress,
+                timing_cache=cache,
+                values=lambda number: [s.tensors()[number].flatten().tolist() for s in job.samples],
             )
             (job.folder / f"{spec.name}.plan").write_bytes(plan)
         description = {
@@ -91,11 +102,31 @@ class TensorRTBackend(Backend):
             "engines": [{"name": spec.name, "ranges": spec.ranges} for spec in specs],
         }
         (job.folder / ENGINES).write_text(json.dumps(description), encoding="utf-8")
-        for file in job.folder.glob(f"{MODEL}*"):
-            file.unlink()
+        if not self.config.keep_onnx:
+            for file in job.folder.glob(f"{MODEL}*"):
+                file.unlink()
         executable = self.load(job)
         executable.notes = (*notes, f"engines: {', '.join(spec.name for spec in specs)}")
         return executable
+
+    def _export(self, job: BuildJob, path: Path) -> tuple[str, ...]:
+        """Write the module as an ONNX file; gives notes. Raises Refused for what a graph can't keep."""
+        job.progress("exporting", None)
+        exported = _keeping_float32(job, self.config.keep_float32) if self.config.keep_float32 else job
+        program, notes = export_program(exported)
+        rewrite(program)
+        settled = Settled(program, job.signature)
+        job.progress("converting to ONNX", None)
+        write_onnx(program, path, fold_integers=True)
+        settled.check()
+        return notes
+
+    def _refit(self, job: BuildJob, engines: Sequence[Engine]) -> bool:
+        """Bring the engines' weights up to the module's; False if that can't be."""
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / MODEL
+            self._export(job, path)
+            return all(engine.refit(path) for engine in engines)
 
     def _timing_cache(self, trt: Any, job: BuildJob) -> Path | None:
         """Shared by the builds of this machine where the job names a folder for that."""
@@ -128,8 +159,10 @@ class TensorRTBackend(Backend):
                 engine.close()
             raise
         runner = _Engines(engines, job)
+        refittable = self.config.refittable and bool(job.samples)
         return Executable(
             runner.call,
+            refresh=(lambda: runner.alone(lambda: self._refit(job, engines))) if refittable else None,
             flat=True,
             close=runner.close,
             uncovered=runner.uncovered,
@@ -153,6 +186,12 @@ class _Engines:
         self._chosen: dict[tuple[int, ...], Engine | None] = {}
         self._original: Callable[..., Any] | None = None
         self._uncovered = 0
+        self._turn = threading.RLock()
+
+    def alone(self, work: Callable[[], bool]) -> bool:
+        """Do something with the engines while no call runs them."""
+        with self._turn:
+            return work()
 
     def call(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         sizes = tuple([tensors[i].size(axis) // factor for i, axis, factor in self._sources.values()])
@@ -161,7 +200,8 @@ class _Engines:
         except KeyError:
             engine = self._choose(sizes)
         if engine is not None:
-            return engine(tensors)
+            with self._turn:  # only the launch; what was launched runs on
+                return engine(tensors)
         self._uncovered += 1
         if self._original is None:
             self._original = FlatModule(self.job, export_sample(self.job)).forward

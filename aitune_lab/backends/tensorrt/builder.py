@@ -26,6 +26,7 @@ PROGRESS_SECONDS = 0.1
 """The builder calls back a million times in one build; more often than this nothing leaves the callback."""
 
 Progress = Callable[[str, float | None], None]
+Values = Callable[[int], Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class TensorRTConfig(BackendConfig):
         version_compatible: engines that later versions of TensorRT load as well, slower.
         refittable: weights can be changed without building again.
         keep_float32: regular expression of submodule paths that stay in float32 when the candidate's precision is lower.
+        keep_onnx: keep the exported ONNX file beside the engines, also in a `.ait`.
     """
 
     tf32: bool = False
@@ -54,6 +56,7 @@ class TensorRTConfig(BackendConfig):
     version_compatible: bool = False
     refittable: bool = False
     keep_float32: str | None = None
+    keep_onnx: bool = False
 
 
 class Log:
@@ -108,17 +111,28 @@ def parse(trt: ModuleType, log: Log, builder: Any, path: Path) -> Any:
     return network
 
 
-def add_profile(builder: Any, config: Any, network: Any, signature: Signature, spec: EngineSpec) -> None:
-    """The shapes of an engine's inputs. Raises Refused for ranges that TensorRT doesn't accept."""
-    if not signature.symbols:
+def add_profile(
+    builder: Any, config: Any, network: Any, signature: Signature, spec: EngineSpec, values: Values | None
+) -> None:
+    """The shapes of an engine's inputs, and the values of those that decide over shapes.
+
+    Raises Refused for ranges that TensorRT doesn't accept.
+    """
+    inputs = [network.get_input(i) for i in range(network.num_inputs)]
+    if not signature.symbols and not any(tensor.is_shape_tensor for tensor in inputs):
         return
     profile = builder.create_optimization_profile()
-    for i in range(network.num_inputs):
-        tensor = network.get_input(i)
-        leaf = signature.tensor_leaves[int(tensor.name.rpartition("_")[2])]
-        low, usual, high = spec.shapes(leaf)
+    for tensor in inputs:
+        number = int(tensor.name.rpartition("_")[2])
         if -1 in tuple(tensor.shape):
-            profile.set_shape(tensor.name, low, usual, high)
+            profile.set_shape(tensor.name, *spec.shapes(signature.tensor_leaves[number]))
+        if tensor.is_shape_tensor:
+            if values is None:
+                raise Refused(f"the input {number} decides over a shape by its values, and none were recorded")
+            recorded = values(number)
+            places = [sorted(place) for place in zip(*recorded, strict=True)]
+            low, usual, high = ([place[at] for place in places] for at in (0, len(recorded) // 2, -1))
+            profile.set_shape_input(tensor.name, low, usual, high)
     if config.add_optimization_profile(profile) < 0:
         raise Refused(f"TensorRT doesn't accept the shapes of the engine {spec.name}: {dict(spec.ranges)}")
 
@@ -132,6 +146,7 @@ def build_plan(
     *,
     progress: Progress,
     timing_cache: Path | None = None,
+    values: Values | None = None,
 ) -> bytes:
     """Build one engine and return it serialised.
 
@@ -145,6 +160,7 @@ def build_plan(
             (TensorRT may take some seconds to heed that) and is raised here.
         timing_cache: file that remembers how fast kernels are on this card: a build with it takes a tenth of the time.
             It may be shared by processes; None does without.
+        values: gives, by the number of an input that decides over shapes, its values in each recorded call, as flat lists.
 
     Raises:
         Refused: the parser can't take the file, or the builder finds no implementation.
@@ -158,7 +174,7 @@ def build_plan(
     network = parse(trt, log, builder, path)
     settings = builder.create_builder_config()
     _configure(trt, settings, config)
-    add_profile(builder, settings, network, signature, spec)
+    add_profile(builder, settings, network, signature, spec, values)
     monitor = _monitor(trt, progress)
     settings.progress_monitor = monitor
     with _timing_cache(trt, settings, timing_cache):
@@ -177,6 +193,8 @@ def _configure(trt: ModuleType, settings: Any, config: TensorRTConfig) -> None:
     flags = trt.BuilderFlag
     if hasattr(flags, "TF32"):
         (settings.set_flag if config.tf32 else settings.clear_flag)(flags.TF32)
+    if hasattr(flags, "STRICT_NANS"):
+        settings.set_flag(flags.STRICT_NANS)  # `x - x` and `0 * x` stay NaN where x is
     if config.refittable:
         settings.set_flag(flags.REFIT)
     if config.version_compatible and hasattr(flags, "VERSION_COMPATIBLE"):
@@ -227,7 +245,9 @@ def _timing_cache(trt: ModuleType, settings: Any, path: Path | None) -> Iterator
         yield
         return
     cache = settings.create_timing_cache(_read(path))
-    settings.set_timing_cache(cache, ignore_mismatch=False)
+    if cache is None or not settings.set_timing_cache(cache, ignore_mismatch=False):  # damaged, or another card's
+        cache = settings.create_timing_cache(b"")
+        settings.set_timing_cache(cache, ignore_mismatch=False)
     yield
     learnt = settings.get_timing_cache()
     if learnt is None:
@@ -235,7 +255,8 @@ def _timing_cache(trt: ModuleType, settings: Any, path: Path | None) -> Iterator
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
         merged = settings.create_timing_cache(_read(path))
-        merged.combine(learnt, ignore_mismatch=False)
+        if merged is None or not merged.combine(learnt, ignore_mismatch=False):
+            merged = learnt
         _replace(path, bytes(merged.serialize()))
 
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from ...errors import BuildError
+from ...errors import BuildError, Refused
 from ...schema import Signature
 from .builder import Log
 from .spec import EngineSpec
@@ -194,6 +195,8 @@ class Engine:
         asked: dict[str, Any] = {}
         for name, shape in zip(self.outputs, taken.output_shapes, strict=True):
             if -1 in shape:
+                if torch.cuda.is_current_stream_capturing():
+                    raise Refused("the shape of an output depends on values, which a CUDA graph does not wait for")
                 asked[name] = _allocator(self.trt, self.device)
                 context.set_output_allocator(name, asked[name])
                 results.append(None)
@@ -211,6 +214,15 @@ class Engine:
             result if result is not None else asked[name].tensor(self.dtypes[name])
             for name, result in zip(self.outputs, results, strict=True)
         ]
+
+    def refit(self, path: Path) -> bool:
+        """Take the weights of an ONNX file of the same graph; the caller sees to it that no call runs meanwhile."""
+        trt = self.trt
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.device(self.device):
+            refitter = trt.Refitter(self.engine, self.log.logger)
+            parser = trt.OnnxParserRefitter(refitter, self.log.logger)
+            return bool(parser.refit_from_file(str(path)) and refitter.refit_cuda_engine())
 
     def close(self) -> None:
         """Free contexts and engine, after the work that they were given."""

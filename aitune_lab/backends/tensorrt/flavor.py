@@ -109,6 +109,11 @@ def version(module: ModuleType) -> tuple[int, ...]:
 
 def available(flavor: Flavor) -> Availability:
     """Whether engines of this flavor can be built and run on this machine's first GPU."""
+    installed = importlib.util.find_spec(flavor.module) is not None
+    cards = gpus() if installed else ()
+    if installed and not cards:
+        # Its libraries are large, and of no use without a card: nothing is imported.
+        return Availability(False, "no NVIDIA driver or GPU was found", "install the NVIDIA driver")
     found = load(flavor)
     if found.module is None:
         return Availability(False, found.reason, found.cure)
@@ -122,9 +127,6 @@ def available(flavor: Flavor) -> Availability:
             flavor.install,
             versions,
         )
-    cards = gpus()
-    if not cards:
-        return Availability(False, "no NVIDIA driver or GPU was found", "install the NVIDIA driver", versions)
     capability = capability_of(cards[0].compute_capability)
     unfit = why_unfit(flavor, capability, cards[0].name)
     if unfit:
