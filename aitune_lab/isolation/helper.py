@@ -79,7 +79,9 @@ class _Helper:
         """Run a job in a worker to its end; afterwards nothing that it started is left."""
         self.in_memory = request["in_memory"]
         fresh: bool = request["fresh"]
-        for name in request["imports"]:
+        for name in (
+            () if fresh else request["imports"]
+        ):  # what is forked finds them imported; a new interpreter doesn't
             with suppress(Exception):  # the job meets the error where it belongs
                 importlib.import_module(name)
         doing = self.kept if fresh else None
@@ -89,7 +91,7 @@ class _Helper:
             self.kept = None
         self.groups.add(doing.pid)
         answer = self._watched(doing, request, self._left_alone())
-        if fresh and answer["kind"] == "done":
+        if fresh and answer.get("goes_on"):
             self.kept = doing
             end_descendants(self.reaper, but=self._left_alone())
         else:

@@ -38,7 +38,10 @@ def main(fd: int, parent: int) -> None:
 
 
 def serve(channel: Channel) -> None:
-    """Do jobs until the other end closes or one fails; what is built for one is freed before the next."""
+    """Do jobs until the other end closes or one fails; what is built for one is freed before the next.
+
+    One that is refused is no failure, as long as the GPU still answers.
+    """
     while True:
         try:
             request = channel.receive(timeout=3600.0)
@@ -49,12 +52,24 @@ def serve(channel: Channel) -> None:
         answer = _answer(request, channel)
         sys.stdout.flush()
         sys.stderr.flush()
-        channel.send(answer)
-        if answer["kind"] != "done":
+        goes_on = answer["kind"] in ("done", "refused", "unavailable") and _freed()
+        channel.send({**answer, "goes_on": goes_on})
+        if not goes_on:
             return
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+
+
+def _freed() -> bool:
+    """Give back what a job left on the GPU. False if the GPU doesn't answer this process any more."""
+    gc.collect()
+    if not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except RuntimeError:
+        traceback.print_exc()
+        return False
+    return True
 
 
 def _answer(request: dict[str, Any], channel: Channel) -> dict[str, Any]:

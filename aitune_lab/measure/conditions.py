@@ -66,7 +66,7 @@ def gpu_watch(device: torch.device) -> Watch:
     def start() -> Callable[[], str | None]:
         def end() -> str | None:
             reasons = _throttle_reasons(device)
-            names = [name for bit, name in _SLOWDOWNS.items() if reasons & bit]
+            names = _slowdowns(reasons)
             return f"the GPU throttled: {', '.join(names)}" if names else None
 
         return end
@@ -85,7 +85,7 @@ def both(*watches: Watch) -> Watch:
 
 
 def conditions(device: torch.device) -> dict[str, Option]:
-    """torch's settings that change speed or precision and, for a GPU, clocks (MHz), temperature (°C), power cap."""
+    """torch's settings that change speed or precision and, for a GPU, clocks (MHz), temperature (°C), power cap, throttling."""
     found: dict[str, Option] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
     with contextlib.suppress(RuntimeError):  # set by torch's newer and older interface at once
         found["float32_matmul_precision"] = torch.get_float32_matmul_precision()
@@ -95,6 +95,9 @@ def conditions(device: torch.device) -> dict[str, Option]:
         found["tf32_matmul"] = torch.backends.cuda.matmul.allow_tf32
     with contextlib.suppress(RuntimeError):
         found["tf32_cudnn"] = torch.backends.cudnn.allow_tf32
+    matmul = torch.backends.cuda.matmul
+    found["float16_reduced_sums"] = bool(matmul.allow_fp16_reduced_precision_reduction)
+    found["bfloat16_reduced_sums"] = bool(matmul.allow_bf16_reduced_precision_reduction)
     found["cudnn_benchmark"] = torch.backends.cudnn.benchmark
     nvml, handle = _nvml(device)
     if nvml is not None:
@@ -102,7 +105,9 @@ def conditions(device: torch.device) -> dict[str, Option]:
             found["gpu_clock_mhz"] = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
             found["memory_clock_mhz"] = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)
             found["temperature_c"] = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
-            found["power_capped"] = bool(_throttle_reasons(device) & _POWER_CAP)
+            reasons = _throttle_reasons(device)
+            found["power_capped"] = bool(reasons & _POWER_CAP)
+            found["throttled"] = ", ".join(_slowdowns(reasons))
     return found
 
 
@@ -118,6 +123,10 @@ def _throttle_reasons(device: torch.device) -> int:
     with contextlib.suppress(nvml.NVMLError):
         return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
     return 0
+
+
+def _slowdowns(reasons: int) -> list[str]:
+    return [name for bit, name in _SLOWDOWNS.items() if reasons & bit]
 
 
 def _nvml(device: torch.device) -> tuple[Any, Any]:

@@ -135,6 +135,7 @@ def test_what_cannot_be_captured_is_refused_with_the_reason(habit: str) -> None:
     close(graphed(on_gpu(Chain(2)), random(4, DIM)).call(x := random(4, DIM))[0].shape, x.shape)
 
 
+@pytest.mark.alone
 def test_failed_captures_leave_no_memory_behind() -> None:
     module, x = on_gpu(Function(lambda self, x: (y := x @ self.weight) * y.sum().item())), random(4096, DIM)
     side = torch.cuda.Stream()
@@ -176,6 +177,7 @@ def test_random_numbers_are_those_of_eager() -> None:
     assert stats(module).dispatched == 3
 
 
+@pytest.mark.alone
 def test_shapes_beyond_the_limit_run_uncaptured_in_bounded_memory() -> None:
     module = on_gpu(Chain(4))
     job = job_of(module, random(1, DIM), random(200, DIM))
@@ -223,6 +225,7 @@ def test_graphs_of_a_module_share_memory() -> None:
     executable.close()
 
 
+@pytest.mark.alone
 def test_closing_frees_the_memory() -> None:
     module = on_gpu(Function(lambda self, x: torch.relu(x @ self.weight) @ self.weight))
 
@@ -242,6 +245,7 @@ def test_closing_frees_the_memory() -> None:
     assert used_mib() - before <= 16
 
 
+@pytest.mark.alone
 def test_what_losers_held_is_free_once_they_are_closed() -> None:
     module, x = on_gpu(Function(lambda self, x: torch.relu(x @ self.weight) @ self.weight)), random(65536, DIM)
     loser = graphed(module, x, candidate=Candidate("eager", precision="tf32", cuda_graph=True))

@@ -26,6 +26,7 @@ def tuned(module: nn.Module, data: Any, *backends: Any) -> Any:
     return run(make_tuner(module, data, ait.Plan(), options))
 
 
+@pytest.mark.alone
 def test_a_graph_wins_where_launches_bound() -> None:
     module = on_gpu(Chain(60))
     result = tuned(module, [random(4, DIM)], GRAPH)
@@ -43,6 +44,7 @@ def test_what_cannot_be_captured_stays_eager_with_the_reason() -> None:
     assert any("can't be captured" in t.reason for t in result.trials.values())
 
 
+@pytest.mark.alone
 def test_a_second_tune_adds_no_memory() -> None:
     module = on_gpu(Chain(20))
     tuned(module, [random(64, DIM)], GRAPH)
@@ -57,6 +59,7 @@ def test_a_second_tune_adds_no_memory() -> None:
     assert used_mib() - before <= 16
 
 
+@pytest.mark.alone
 def test_unwrapping_gives_the_memory_back() -> None:
     data = [random(1 << 14, DIM)]
     for last in (False, True):

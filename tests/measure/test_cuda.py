@@ -88,6 +88,7 @@ def test_attention_on_half_inputs():
     assert 0 < relative_l2(Attention()(q), found.outputs) < 2e-3
 
 
+@pytest.mark.alone
 def test_latency_is_that_of_the_synchronised_result():
     small, large = (torch.randn(n, n, device=CUDA) for n in (512, 8192))
     timing = measure(
@@ -104,6 +105,7 @@ def test_latency_is_that_of_the_synchronised_result():
     assert {"tf32_matmul", "tf32_cudnn", "cudnn_benchmark"} <= set(measured.conditions)
 
 
+@pytest.mark.alone
 def test_inputs_prepared_outside_of_the_timed_region():
     x = torch.randn(4096, 4096, device=CUDA)
 
@@ -121,6 +123,21 @@ def test_nvml_tells_clocks_and_temperature():
     assert found["gpu_clock_mhz"] > 0
     assert 0 < found["temperature_c"] < 120
     assert isinstance(found["power_capped"], bool)
+    assert isinstance(found["throttled"], str)
+
+
+def test_settings_that_reduce_precision_are_recorded():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_tf32
+    try:
+        matmul.allow_fp16_reduced_precision_reduction, matmul.allow_tf32 = False, True
+        found = conditions(CUDA)
+        assert (found["float16_reduced_sums"], found["tf32_matmul"]) == (False, True)
+        matmul.allow_fp16_reduced_precision_reduction, matmul.allow_tf32 = True, False
+        found = conditions(CUDA)
+        assert (found["float16_reduced_sums"], found["tf32_matmul"]) == (True, False)
+    finally:
+        matmul.allow_fp16_reduced_precision_reduction, matmul.allow_tf32 = before
 
 
 def test_memory_and_batches():
@@ -130,9 +147,17 @@ def test_memory_and_batches():
     assert milliseconds > 0
 
     def latency(batch_size):
-        torch.empty(batch_size << 30, dtype=torch.uint8, device=CUDA)
+        torch.empty(batch_size << 28, dtype=torch.uint8, device=CUDA)
         return 1.0
 
-    found = search_batch(latency)
+    limit = 2 << 30
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(CUDA).total_memory)
+    try:
+        found = search_batch(latency)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
     assert found.ended.startswith("out of memory at batch size")
+    assert [figure.batch_size for figure in found.tried] in ([1, 2, 4], [1, 2, 4, 8])
+    assert found.best.batch_size == found.tried[-1].batch_size
     assert torch.cuda.memory_reserved() < 1 << 30
