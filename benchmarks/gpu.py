@@ -4,12 +4,15 @@
     python benchmarks/gpu.py --model bert vit --json gpu.json
     python benchmarks/gpu.py --model resnet50 --candidates "eager[cuda graph]" "inductor[cuda graph]" inductor
     python benchmarks/gpu.py --store kept                      # may be stopped and started again
+    python benchmarks/gpu.py --model resnet50 --rebuild        # builds again from timings of kernels alone
     python benchmarks/gpu.py --dry-run                         # tiny models on the CPU; says what would be tried
 
 Models come from configs with random weights (transformers; the UNet needs diffusers), in half precision. For each are shown:
 eager, every candidate, the best of two graphs captured by hand without this package (of the module as it is, and of
-`torch.compile(module)`), and the tuned module itself, all timed in alternation; its error class and how many times eager's
-own error it is off; build seconds; and the share of the roofline, measured in the same run.
+`torch.compile(module)`), a bare TensorRT engine in a graph (`bare_tensorrt.py`; built after ours with the timings of kernels
+that ours left, so that it doesn't take minutes again), and the tuned module itself, all timed in alternation; its error class
+and how many times eager's own error it is off; build seconds; the pick when only exact candidates are admitted; and the share
+of the roofline, measured in the same run.
 """
 
 from __future__ import annotations
@@ -17,18 +20,22 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shutil
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import bare_tensorrt
 import torch
 from torch import nn
 
 import aitune_lab as ait
+from aitune_lab.backends.tensorrt import TensorRTBackend
 from aitune_lab.measure.benchmark import measure
 from aitune_lab.measure.blocks import Contender, MeasureLimits
 from aitune_lab.schema import Candidate
@@ -180,9 +187,14 @@ def _seconds(function: Callable[[], Any]) -> float:
 
 
 def tune(
-    model: Model, candidates: Sequence[Candidate] | None, seconds: float, store: Path | None, dry_run: bool = False
+    model: Model,
+    candidates: Sequence[Candidate] | None,
+    seconds: float,
+    store: Path | None,
+    dry_run: bool = False,
+    accuracy: Literal["budget", "exact"] = "budget",
 ) -> Any:
-    plan = ait.Plan(limits=ait.Limits(max_seconds=seconds))
+    plan = ait.Plan(limits=ait.Limits(max_seconds=seconds), tolerance=ait.Tolerance(accuracy=accuracy))
     options = TuneOptions(
         backends=tuple(candidates) if candidates else None,
         measure_limits=LIMITS,
@@ -195,8 +207,34 @@ def tune(
         return run(make_tuner(model.module, [model.args], plan, options))
 
 
+def rebuilt(name: str, store: Path, seconds: float) -> dict[str, Any]:
+    """TensorRT's build of a model where nothing is kept of an earlier one but its timings of kernels."""
+    with tempfile.TemporaryDirectory() as scratch:
+        fresh = Path(scratch) / "store"
+        (fresh / "shared").mkdir(mode=0o700, parents=True)
+        fresh.chmod(0o700)
+        for cache in (store / "shared").glob("*.timing"):
+            shutil.copy(cache, fresh / "shared" / cache.name)
+        torch.manual_seed(0)
+        model = MODELS[name](False).on("cuda")
+        (trial,) = [
+            t
+            for t in tune(model, [Candidate("tensorrt", cuda_graph=True)], seconds, fresh).trials.values()
+            if t.candidate.backend == "tensorrt"
+        ]
+        ait.unwrap(model.module)
+        return {"build_s": trial.build_seconds, "notes": list(trial.notes), "reason": trial.reason}
+
+
 def bench(
-    name: str, candidates: Sequence[Candidate] | None, seconds: float, store: Path | None, ceilings: Ceilings
+    name: str,
+    candidates: Sequence[Candidate] | None,
+    seconds: float,
+    store: Path,
+    ceilings: Ceilings,
+    *,
+    compiled: bool = True,
+    rebuild: bool = False,
 ) -> dict[str, Any]:
     """Tune one model and time it against graphs captured by hand; gives a row for each."""
     torch.manual_seed(0)
@@ -206,8 +244,9 @@ def bench(
     hand: dict[str, Callable[[], Any]] = {}
     reasons: dict[str, str] = {}
     plain = torch.compile(module.forward)
+    functions = {"eager": module.forward, **({"torch.compile": plain} if compiled else {})}
     with torch.inference_mode():
-        for label, function in {"eager": module.forward, "torch.compile": plain}.items():
+        for label, function in functions.items():
             try:
                 hand[f"by hand: {label}, graph"] = graph_by_hand(function, args)
             except Exception as error:
@@ -215,6 +254,12 @@ def bench(
     original = module.forward
     result = tune(model, candidates, seconds, store)
     choice = result.choices[0]
+    if TensorRTBackend.available().ok and not (candidates and all(c.backend != "tensorrt" for c in candidates)):
+        try:
+            hand["by hand: TensorRT, graph"], said = bare_engine(name, args, store)
+            print(f"{name}: bare engine {said}, with the timings of ours")
+        except Exception as error:
+            reasons["by hand: TensorRT, graph"] = str(error).partition("\n")[0]
     rows = []
     for trial in result.trials.values():
         latency = trial.points[0].latency if trial.points else None
@@ -233,26 +278,44 @@ def bench(
         )
     with torch.inference_mode():
         contenders = [Contender("eager", [lambda: original(*args)]), Contender("tuned", [lambda: module(*args)])]
-        contenders.append(Contender("torch.compile", [lambda: plain(*args)]))
+        if compiled:
+            contenders.append(Contender("torch.compile", [lambda: plain(*args)]))
         contenders += [Contender(label, [call]) for label, call in hand.items()]
         timing = measure(contenders, device="cuda", limits=LIMITS)
     final = {label: m.median_ms for label, m in timing.measurements.items()}
     best = min((ms for label, ms in final.items() if label.startswith("by hand")), default=None)
+    bare = final.get("by hand: TensorRT, graph")
+    ait.unwrap(module)
+    exact = tune(model, candidates, seconds, store, accuracy="exact")
     ait.unwrap(module)
     return {
         "model": name,
         "dtype": str(model.dtype).removeprefix("torch."),
         "pick": choice.candidate.label,
         "why": choice.reason,
+        "pick_exact": exact.choices[0].candidate.label,
+        "builds": [result.counts.builds, exact.counts.builds],
+        "rebuilt": rebuilt(name, store, seconds) if rebuild else None,
         "candidates": rows,
         "final_ms": final,
         "by_hand_failed": reasons,
         "disturbed": {label: m.disturbed for label, m in timing.measurements.items() if m.disturbed},
         "tuned_over_best_by_hand": final["tuned"] / best if best else None,
-        "torch_compile_over_tuned": final["torch.compile"] / final["tuned"],
+        "tuned_over_bare_engine": final["tuned"] / bare if bare else None,
+        "torch_compile_over_tuned": final["torch.compile"] / final["tuned"] if compiled else None,
         "roofline_ms": floor,
         "share_of_roofline": floor / final["tuned"],
     }
+
+
+def bare_engine(name: str, args: Sequence[torch.Tensor], store: Path) -> tuple[Callable[[], Any], str]:
+    """A bare engine in a graph, and what its build said."""
+    with tempfile.TemporaryDirectory() as scratch:
+        timings = Path(scratch) / "timings"
+        for cache in (store / "shared").glob("*.timing"):
+            shutil.copy(cache, timings)
+        plan, said = bare_tensorrt.build_aside(name, Path(scratch), timings)
+        return bare_tensorrt.graph(plan, args), said
 
 
 def show(row: dict[str, Any], seconds: float) -> None:
@@ -267,10 +330,20 @@ def show(row: dict[str, Any], seconds: float) -> None:
         )
     for label, ms in row["final_ms"].items():
         print(f"{'final: ' + label:44} {ms:9.4f}")
+    for c in row["candidates"]:
+        if c["candidate"].startswith("tensorrt"):
+            print(f"{c['candidate']}: {'; '.join(c['notes'])}")
+    print(f"with accuracy='exact': {row['pick_exact']}; builds {row['builds'][0]}, then {row['builds'][1]}")
+    if row["rebuilt"]:
+        again = row["rebuilt"]
+        print(
+            f"built again with timings only: {_number(again['build_s'], 1)} s; {'; '.join(again['notes'])} {again['reason']}"
+        )
     for label, reason in row["by_hand_failed"].items():
         print(f"{label:44} failed: {reason[:120]}")
     print(
-        f"tuned / best by hand {_number(row['tuned_over_best_by_hand'], 3)}, torch.compile / tuned "
+        f"tuned / best by hand {_number(row['tuned_over_best_by_hand'], 3)}, tuned / bare engine by hand "
+        f"{_number(row['tuned_over_bare_engine'], 3)}, torch.compile / tuned "
         f"{_number(row['torch_compile_over_tuned'], 2)}, roofline {row['roofline_ms']:.4f} ms, share "
         f"{100 * row['share_of_roofline']:.0f} % {row['disturbed'] or ''}",
         flush=True,
@@ -301,6 +374,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for the whole run; further models are left out")
     parser.add_argument("--json", type=Path, help="keep all figures in this file")
     parser.add_argument("--store", type=Path, help="keep trials in this folder; a further run goes on from there")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--rebuild", action="store_true", help="build TensorRT's engines again from timings alone")
     parser.add_argument("--dry-run", action="store_true", help="tiny models on the CPU, nothing measured")
     options = parser.parse_args()
     if options.dry_run:
@@ -310,6 +385,7 @@ def main() -> int:
         print("this needs an NVIDIA GPU that torch can use; --dry-run needs none", file=sys.stderr)
         return 1
     start, rows = time.perf_counter(), []
+    store = options.store or Path(tempfile.mkdtemp(prefix="aitune-lab-benchmark-"))
     ceilings = Ceilings.measured()
     environment = {
         "gpu": torch.cuda.get_device_name(),
@@ -328,7 +404,15 @@ def main() -> int:
             continue
         began = time.perf_counter()
         try:
-            row = bench(name, options.candidates, 0.8 * share, options.store, ceilings)
+            row = bench(
+                name,
+                options.candidates,
+                0.8 * share,
+                store,
+                ceilings,
+                compiled=not options.no_compile,
+                rebuild=options.rebuild,
+            )
         except ImportError as error:
             print(f"{name}: left out: {error}")
             continue
@@ -340,6 +424,8 @@ def main() -> int:
             )
         torch.compiler.reset()
         torch.cuda.empty_cache()
+    if options.store is None:
+        shutil.rmtree(store)
     return 0
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +80,9 @@ class TensorRTBackend(Backend):
         points = [sample.point for sample in job.samples]
         specs = specs_of(job.signature, points, static=self.config.static_engines, dynamic=self.config.dynamic_engine)
         cache = self._timing_cache(trt, job)
+        took = []
         for number, spec in enumerate(specs):
+            start = time.perf_counter()
             which = f"engine {number + 1} of {len(specs)}"
 
             def progress(phase: str, fraction: float | None, which: str = which) -> None:
@@ -96,6 +99,7 @@ class TensorRTBackend(Backend):
                 values=lambda number: [s.tensors()[number].flatten().tolist() for s in job.samples],
             )
             (job.folder / f"{spec.name}.plan").write_bytes(plan)
+            took.append(f"{spec.name} ({time.perf_counter() - start:.1f} s)")
         description = {
             "flavor": self.flavor.name,
             "version": str(trt.__version__),
@@ -106,7 +110,7 @@ class TensorRTBackend(Backend):
             for file in job.folder.glob(f"{MODEL}*"):
                 file.unlink()
         executable = self.load(job)
-        executable.notes = (*notes, f"engines: {', '.join(spec.name for spec in specs)}")
+        executable.notes = (*notes, f"engines: {', '.join(took)}")
         return executable
 
     def _export(self, job: BuildJob, path: Path) -> tuple[str, ...]:
