@@ -98,9 +98,7 @@ def understand(
     if batch_sizes is None:
         items = tuple(Item(*as_call(item)) for item in itertools.islice(_items(source), MAX_ITEMS))
         if not items:
-            raise DataError(
-                f"data must hold at least one item, but got {_said(data)}. Pass inputs that the target takes"
-            )
+            raise _empty(data)
         return Understood(
             items, f"{len(items)} item{'s' if len(items) > 1 else ''} of {_said(source)}, each one call as it stands"
         )
@@ -110,7 +108,7 @@ def understand(
         raise DataError(f"max_batches_per_batch_size must be at least 1, but got {max_batches_per_batch_size}")
     samples, meaning = _samples(source, takes)
     if not samples:
-        raise DataError(f"data must hold at least one item, but got {_said(data)}. Pass samples that the target takes")
+        raise _empty(data)
     batched: list[Item] = []
     for size in batch_sizes:
         count = min(max_batches_per_batch_size, max(1, len(samples) // size))
@@ -119,6 +117,16 @@ def understand(
             args, kwargs = as_call(collate(chosen))
             batched.append(Item(args, kwargs, size))
     return Understood(tuple(batched), f"{meaning}, collated to batch sizes {', '.join(map(str, batch_sizes))}")
+
+
+def refuse_empty(data: Any) -> None:
+    """Raise DataError for what shows by its length that it holds no item; what must be run to know passes."""
+    if isinstance(data, (list, Dataset, DataLoader)) and hasattr(data, "__len__") and len(data) == 0:
+        raise _empty(data)
+
+
+def _empty(data: Any) -> DataError:
+    return DataError(f"data must hold at least one item, but got {_said(data)}. Pass inputs that the target takes")
 
 
 def _said(data: Any) -> str:

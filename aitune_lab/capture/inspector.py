@@ -21,7 +21,7 @@ from .recorder import Recording
 from .state import preserved
 from .structure import describe_leaf, flatten, flatten_call, is_tensor
 from .swap import SwappedMethod, original_method, restore, swap
-from .tree import Found, find_modules, outermost, tuned_methods, unit_path
+from .tree import Found, outermost, require_modules, tuned_methods, unit_path
 
 
 @dataclass(frozen=True)
@@ -285,12 +285,7 @@ def inspect(
         TargetError: the target holds no modules, or can't be called.
         DataError: the data is empty, or the target rejects it.
     """
-    found = find_modules(target)
-    if not found:
-        raise TargetError(
-            f"no torch.nn.Module was found in this {type(target).__name__}; pass a module, or an object that holds modules "
-            "in attributes, lists, tuples or dicts"
-        )
+    found = require_modules(target)
     if iterations < 1 or warmup < 0:
         raise DataError(
             f"iterations >= 1 and warmup >= 0 must hold, but got (iterations={iterations}, warmup={warmup})"

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ..errors import TargetError
+
 MAX_DEPTH = 12
 MAX_OBJECTS = 20_000
 _LEAF_TYPES = (str, bytes, int, float, complex, bool, type(None), torch.Tensor, type, types.ModuleType)
@@ -52,6 +54,17 @@ def find_modules(target: Any) -> list[Found]:
         seen.add(id(value))
         queue.extend((f"{path}.{k}" if path else k, v, depth + 1) for k, v in _inner(value))
     return list(found.values())
+
+
+def require_modules(target: Any) -> list[Found]:
+    """`find_modules`, but raises TargetError if the target holds none."""
+    found = find_modules(target)
+    if not found:
+        raise TargetError(
+            f"no torch.nn.Module was found in this {type(target).__name__}; pass a module, or an object that holds modules "
+            "in attributes, lists, tuples or dicts"
+        )
+    return found
 
 
 def modules_of(target: Any) -> dict[str, torch.nn.Module]:

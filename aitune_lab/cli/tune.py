@@ -141,7 +141,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         path, label = (head, tail) if equals and "[" not in head else ("re:.*", text)
         name = label.partition("[")[0]
         if not label.startswith("re:") and name not in registry.names():
-            raise PlanError(f"--exclude {text}: backend must be one of {sorted(registry.names())}, but got {name!r}")
+            raise PlanError(f"--exclude {text}: {registry.unknown(name, registry.names())}")
         rules.append(Rule(path, "exclude", excluded=label))
     plan = replace(plan, rules=(*rules, *plan.rules))
     if options.strategy:

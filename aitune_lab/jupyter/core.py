@@ -15,8 +15,8 @@ from ..errors import AituneError, PlanError, TargetError
 from ..schema import Event, EventKind, Plan, StrategyConfig, to_data
 from ..tuning.api import make_tuner, run
 from ..tuning.candidates import with_candidates
-from ..tuning.options import TuneOptions
-from ..tuning.planfile import check_plan, read_plan
+from ..tuning.options import TuneOptions, backends_of
+from ..tuning.planfile import check_backends, check_plan, read_plan
 from ..tuning.result import TuneResult
 from ..tuning.session import Session, SessionState
 from ..tuning.strategies import Strategy, strategy_of
@@ -102,12 +102,12 @@ def options_of(plan: Plan | str | Path | None, options: Mapping[str, Any]) -> tu
     for name in given:
         if name not in _OPTIONS:
             raise PlanError(f"options must be among {['plan', 'strategy', *_OPTIONS]}, but got {name!r}")
-    named = given.get("backends")
-    if named is not None:
-        given["backends"] = (named,) if isinstance(named, str) else tuple(named)
+    given["backends"] = backends_of(given.get("backends"))
     if given.get("batch_sizes") is not None:
         given["batch_sizes"] = tuple(given["batch_sizes"])
-    return with_candidates(held), TuneOptions(**given)
+    held = with_candidates(held)
+    check_backends(held, backends.names())
+    return held, TuneOptions(**given)
 
 
 class LabCore:
@@ -207,9 +207,11 @@ class LabCore:
             raise
         rows = [to_data(row) for row in found.rows]
         self._emit("inspected", {"rows": rows, "eager_seconds": found.seconds_per_iteration})
-        phase: Phase = "tuned" if self._snapshot.result is not None else "ready"
-        self._set(phase=phase)
-        self._preview()
+        with self._lock:
+            tuned: Phase = "tuned" if self._snapshot.result is not None else "ready"
+            self._set(phase="tuning" if self.running else tuned)
+        if not self.running:
+            self._preview()
         return found
 
     def begin_preview(self) -> None:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..capture.data import refuse_empty
 from ..capture.inspector import Inspection
+from ..capture.tree import require_modules
 from ..errors import PlanError, TargetError
 from ..schema import Plan, StrategyConfig
 from ..tuning import whatif
@@ -54,7 +56,8 @@ class Lab(LabWork):
 
     Raises:
         PlanError: unknown options, strategies or backends.
-        TargetError: the target can't be moved to the device.
+        DataError: an empty list, Dataset or DataLoader.
+        TargetError: the target holds no module, or can't be moved to the device.
 
     Example::
 
@@ -86,6 +89,8 @@ class Lab(LabWork):
         if getattr(self, "_made", False):
             self._offer(data, held, chosen)
             return
+        require_modules(target)
+        refuse_empty(data)
         if device is not None:
             target, data = _moved(target, data, device)
         before = registry.lab_of(target)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, get_args
 
+from ..errors import PlanError
 from .trial import Candidate, ErrorClass, Option
 
 Action = Literal["pin", "strategy", "exclude", "leave"]
+
+_ONE_OF = {"accuracy": ("budget", "exact"), "search": ("quick", "normal", "exhaustive")}
+_WHOLE = ("max_trials", "max_samples_per_point", "max_sample_bytes", "memory_bytes")
+_MAY_BE_NONE = ("max_relative_error", "min_snr_db", "memory_bytes")
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,14 @@ class Rule:
     excluded: str = ""
     accept_error: bool = False
 
+    def __post_init__(self) -> None:
+        if self.action not in get_args(Action):
+            raise PlanError(
+                f"the action of the rule for {self.pattern!r} must be one of {list(get_args(Action))}, but got {self.action!r}"
+            )
+        if not isinstance(self.pattern, str):
+            raise PlanError(f"a rule's pattern must be a module path or 're:…', but got {self.pattern!r}")
+
     def matches(self, path: str) -> bool:
         if self.pattern.startswith("re:"):
             return re.fullmatch(self.pattern[3:], path) is not None
@@ -45,7 +58,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What a candidate may be off. `max_relative_error` None takes the default of the module's own dtype."""
+    """What a candidate may be off. `max_relative_error` None takes the default of the module's own dtype.
+
+    Raises PlanError for values that can't be.
+    """
 
     accuracy: Literal["budget", "exact"] = "budget"
     max_relative_error: float | None = None
@@ -53,10 +69,17 @@ class Tolerance:
     min_agreement: float = 1.0
     """Share of integer and bool elements that must agree exactly."""
 
+    def __post_init__(self) -> None:
+        for name in ("accuracy", "max_relative_error", "min_snr_db", "min_agreement"):
+            check_setting(name, getattr(self, name))
+
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a run, on by default and said before it starts."""
+    """Bounds of a run, on by default and said before it starts.
+
+    Raises PlanError for values that can't be.
+    """
 
     max_seconds: float = 600.0
     max_trials: int = 200
@@ -64,6 +87,29 @@ class Limits:
     max_sample_bytes: int = 1 << 30
     memory_bytes: int | None = None
     search: Literal["quick", "normal", "exhaustive"] = "normal"
+
+    def __post_init__(self) -> None:
+        for name in ("max_seconds", *_WHOLE, "search"):
+            check_setting(name, getattr(self, name))
+
+
+def check_setting(name: str, value: Any, place: str = "") -> None:
+    """Refuse a value that a tolerance or limit of this name can't have.
+
+    Raises PlanError that says what may stand there; `place` goes before the name.
+    """
+    if value is None and name in _MAY_BE_NONE:
+        return
+    if name in _ONE_OF:
+        if value not in _ONE_OF[name]:
+            raise PlanError(f"{place}{name} must be one of {list(_ONE_OF[name])}, but got {value!r}")
+        return
+    kind = int if name in _WHOLE else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind) or not (value >= 0 or name == "min_snr_db"):
+        what = "whole number" if name in _WHOLE else "number"
+        raise PlanError(f"{place}{name} must be a {what} of at least 0, but got {value!r}")
+    if name == "min_agreement" and value > 1:
+        raise PlanError(f"{place}{name} must be a share of at most 1, but got {value!r}")
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,19 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from ..backends import registry
 from ..capture.inspector import InspectedModule, inspect
 from ..capture.signature import DynamicShapes
-from ..capture.tree import find_modules, modules_of, tuned_methods
+from ..capture.tree import modules_of, require_modules, tuned_methods
 from ..errors import TargetError
 from ..isolation import Isolation, default_isolation
 from ..runtime.installed import installed_in, uninstall_all
 from ..runtime.originals import Originals
 from ..schema import Event, Plan, Rule, StrategyConfig
+from .candidates import with_candidates
 from .cut import checked_modules
-from .options import BackendLike, TuneOptions
-from .planfile import read_plan
+from .options import BackendLike, TuneOptions, backends_of
+from .planfile import check_backends, read_plan
 from .progress import line
 from .recall import StoreLike
 from .result import TuneResult
@@ -30,6 +32,9 @@ from .strategies import Strategy, strategy_of
 from .tuner import Tuner
 
 T = TypeVar("T")
+
+_FAILED = "failed; the target is as it was"
+"""The error itself is raised right after this line."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,7 @@ def wrap(
         PlanError: the strategy isn't known.
     """
     config = strategy_of(strategy).config() if strategy is not None else None
-    by_path = {p: item.module for item in find_modules(target) for p in item.paths}
-    if not by_path:
-        raise TargetError(f"no torch.nn.Module was found in this {type(target).__name__}")
+    by_path = {p: item.module for item in require_modules(target) for p in item.paths}
     held = {id(m) for m in by_path.values()}
     chosen: Sequence[Any] = modules if modules is not None else [target]
     notes: list[tuple[torch.nn.Module, str | None]] = []
@@ -179,7 +182,7 @@ def tune(
         inference_function=inference_function,
         batch_sizes=tuple(batch_sizes) if batch_sizes is not None else None,
         max_batches_per_batch_size=max_batches_per_batch_size,
-        backends=(backends,) if isinstance(backends, str) else tuple(backends) if backends is not None else None,
+        backends=backends_of(backends),
         on_module_failure=on_module_failure,
         on_miss=on_miss,
         weights=weights,
@@ -196,7 +199,8 @@ def tune(
 
 
 def make_tuner(target: Any, data: Any, plan: Plan, options: TuneOptions) -> Tuner:
-    """A tuner that heeds what `wrap` noted. Raises what `inspect` raises."""
+    """A tuner that heeds what `wrap` noted. Raises what `inspect` raises, and before it PlanError for unknown backends."""
+    check_backends(with_candidates(plan), registry.names())
     wishes = [(m, wish) for m in modules_of(target).values() for wish in _wishes.get(m, {}).values()]
     if not wishes:
         return Tuner(target, data, plan=plan, options=options)
@@ -246,7 +250,7 @@ def _driven(tuner: Tuner, progress: bool | Callable[[Event], None], journal: str
         events.append(event)
         if callable(progress):
             progress(event)
-        elif progress and (text := line(event)):
+        elif progress and (text := _FAILED if event.kind == "run_failed" else line(event)):
             sys.stderr.write(text + "\n")
             sys.stderr.flush()
     last = events[-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,10 +14,20 @@ from ..measure.benchmark import Timing, measure
 from ..measure.blocks import MeasureLimits
 from ..runtime.originals import Originals
 from ..schema import Candidate
+from .candidates import as_candidate
 from .endtoend import Metric
 from .recall import StoreLike
 
 BackendLike = str | Candidate | Backend | type[Backend]
+
+
+def backends_of(named: Sequence[BackendLike] | str | None) -> tuple[BackendLike, ...] | None:
+    """What a user named to be tried: one name, or several. None is everything there is; raises PlanError for nothing."""
+    if named is None:
+        return None
+    if not named:
+        raise PlanError(f"backends must name at least one to try, but got {named!r}. Leave it out to try all")
+    return (named,) if isinstance(named, str) else tuple(named)
 
 
 @dataclass(frozen=True)
@@ -65,3 +75,5 @@ class TuneOptions:
         backends: Any = self.backends or ()
         if isinstance(backends, str) or not all(isinstance(b, (str, Candidate, Backend, type)) for b in backends):
             raise PlanError(f"backends must be a list of names, Backends or candidates, but got {backends!r}")
+        for item in backends:
+            as_candidate(item)

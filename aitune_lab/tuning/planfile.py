@@ -11,9 +11,10 @@ from typing import Any, cast, get_args
 
 import tomli_w
 
+from ..backends import registry
 from ..errors import PlanError
 from ..schema import Candidate, Limits, Option, Plan, Rule, StrategyConfig, Tolerance, is_beneath
-from ..schema.plan import Action
+from ..schema.plan import Action, check_setting
 from .candidates import candidate_of_label
 from .strategies import strategy_of
 
@@ -27,9 +28,8 @@ _TOLERANCE = ("accuracy", "max_relative_error", "min_snr_db", "min_agreement")
 _LIMITS = ("max_seconds", "max_trials", "max_samples_per_point", "max_sample_bytes", "memory_bytes", "search")
 _RULES = ("rules", "pin", "pins", "exclude", "excludes", "exclusions", "leave")
 """What people write at the top level though it stands in a `[[rule]]`."""
+_FLOATS = ("max_relative_error", "min_snr_db", "min_agreement", "max_seconds")
 _PIN = ("backend", "options", "precision", "memory_format", "cuda_graph", "unset")
-_ONE_OF = {"accuracy": ("budget", "exact"), "search": ("quick", "normal", "exhaustive")}
-_WHOLE = {"max_trials", "max_samples_per_point", "max_sample_bytes", "memory_bytes"}
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
@@ -102,8 +102,8 @@ def check_plan(plan: Plan, paths: Sequence[str], known_backends: Collection[str]
         PlanError: a path that doesn't exist (with close matches), an unknown backend or strategy, a regular
             expression that doesn't compile, a pin without candidate, or pins one beneath the other.
     """
+    check_backends(plan, known_backends)
     warnings = []
-    _check_strategy(plan.strategy, known_backends, "the plan's strategy")
     for number, rule in enumerate(plan.rules, 1):
         place = f"rule {number} ({rule.pattern!r})"
         if rule.pattern.startswith("re:"):
@@ -112,6 +112,18 @@ def check_plan(plan: Plan, paths: Sequence[str], known_backends: Collection[str]
                 warnings.append(f"{place} matches no module, so it does nothing")
         elif rule.pattern not in paths:
             raise PlanError(f"{place}: no module has this path. {_close(rule.pattern, paths)}")
+    outermost_pins(plan, paths)
+    return warnings
+
+
+def check_backends(plan: Plan, known_backends: Collection[str]) -> None:
+    """Check what a plan names beside modules, which needs no target.
+
+    Raises PlanError for an unknown backend or strategy (with close matches), and a pin or strategy that names none.
+    """
+    _check_strategy(plan.strategy, known_backends, "the plan's strategy")
+    for number, rule in enumerate(plan.rules, 1):
+        place = f"rule {number} ({rule.pattern!r})"
         if rule.action == "pin":
             if rule.candidate is None:
                 raise PlanError(f"{place}: a pin must name a backend")
@@ -125,8 +137,6 @@ def check_plan(plan: Plan, paths: Sequence[str], known_backends: Collection[str]
                 _compiled(rule.excluded[3:], f"{place}, exclude")
             else:
                 _check_backend(rule.excluded.partition("[")[0], known_backends, place)
-    outermost_pins(plan, paths)
-    return warnings
 
 
 def outermost_pins(plan: Plan, paths: Sequence[str]) -> dict[str, Rule]:
@@ -293,18 +303,9 @@ def _bool(value: Any, place: str) -> bool:
 
 
 def _number(name: str, value: Any, place: str) -> Any:
-    """A value of a tolerance or a limit: a word, a whole number or a number, at least 0 (but for an SNR)."""
-    if name in _ONE_OF:
-        if value not in _ONE_OF[name]:
-            raise PlanError(f"{place}{name} must be one of {list(_ONE_OF[name])}, but got {value!r}")
-        return value
-    kind = int if name in _WHOLE else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not (value >= 0 or name == "min_snr_db"):
-        what = "whole number" if name in _WHOLE else "number"
-        raise PlanError(f"{place}{name} must be a {what} of at least 0, but got {value!r}")
-    if name == "min_agreement" and value > 1:
-        raise PlanError(f"{place}{name} must be a share of at most 1, but got {value!r}")
-    return value if name in _WHOLE else float(value)
+    """The value of a tolerance or a limit, with the place in the file where it can't stand there."""
+    check_setting(name, value, place)
+    return float(value) if name in _FLOATS else value
 
 
 def _compiled(pattern: str, place: str) -> re.Pattern[str]:
@@ -326,7 +327,7 @@ def _check_strategy(config: StrategyConfig, known_backends: Collection[str], pla
 
 def _check_backend(name: str, known_backends: Collection[str], place: str) -> None:
     if name not in known_backends:
-        raise PlanError(f"{place}: backend must be one of {sorted(known_backends)}, but got {name!r}")
+        raise PlanError(f"{place}: {registry.unknown(name, known_backends)}")
 
 
 def _close(name: str, known: Sequence[str]) -> str:

@@ -206,8 +206,8 @@ class Tuner:
             raise TargetError(
                 "weights of this target were dropped after tuning (originals='drop'): make it anew to tune it"
             )
-        yield self._events.log("inspecting the target")
         if self.inspection is None:
+            yield self._events.log("inspecting the target")
             self.inspection = self._inspect()
         self.understood = self.inspection.understood
         rows = [to_data(row) for row in self.inspection.rows]

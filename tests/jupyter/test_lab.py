@@ -291,3 +291,12 @@ def test_an_export_is_named_by_its_kind(make_lab: Any, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=rf"must end in \{ending}, but got"):
             lab.begin_export(what, str(tmp_path / "script.py"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_target_without_modules_and_empty_data_are_refused_at_once() -> None:
+    with pytest.raises(TargetError, match=r"no torch.nn.Module was found in this int"):
+        Lab(5, [torch.zeros(2, 8)])
+    with pytest.raises(DataError, match=r"at least one item, but got a list of 0"):
+        Lab(Pipe(), [])
+    with pytest.raises(PlanError, match="Did you mean 'onnxruntime'"):
+        Lab(Pipe(), [torch.zeros(2, 8)], backends=["onnx"])
