@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -106,14 +110,10 @@ class TorchInductorAotBackend(Backend):
         return executable
 
     def load(self, job: BuildJob) -> Executable:
-        from torch._inductor import aoti_load_package
-
         job.progress("loading the package", None)
         facts = json.loads((job.folder / _FACTS).read_text(encoding="utf-8"))
         formats = [getattr(torch, name) for name in facts["inputs"]]
-        index = _device_index(job.signature)
-        with quiet("torch"):
-            package = aoti_load_package(str(job.folder / _PACKAGE), device_index=index)
+        package = _loaded(job.folder / _PACKAGE, _device_index(job.signature))
         ranges = ranges_from_text(facts["indices"])
         on_cpu = not any(leaf.device.startswith("cuda") for leaf in job.signature.tensor_leaves)
         call = _caller(_checking(package.loader.run), formats, job.signature)
@@ -203,6 +203,48 @@ def _has(settings: Any, name: str) -> bool:
     return True
 
 
+_environment = threading.Lock()
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """Set while entered; hold the lock around it."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+# --- loading --------------------------------------------------------------------------------------------------------
+
+
+def _loaded(path: Path, device_index: int) -> Any:
+    """The package, loaded. Torch unpacks it into a temporary folder, which nothing would remove after a kill.
+
+    On the CPU all of it is mapped into memory once it is loaded. GPU kernels are read when they are first needed, so there
+    the folder goes with the package, or at exit.
+    """
+    from torch._inductor import aoti_load_package
+
+    folder = tempfile.mkdtemp(prefix="aitune-lab-aot-")
+    keep = False
+    try:
+        with _environment, _variable("TMPDIR", folder), quiet("torch"):
+            package = aoti_load_package(str(path), device_index=device_index)
+        keep = device_index >= 0
+        if keep:
+            weakref.finalize(package.loader, shutil.rmtree, folder, ignore_errors=True)
+        return package
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 # --- calling --------------------------------------------------------------------------------------------------------
 
 
@@ -214,9 +256,6 @@ def _device_index(signature: Signature) -> int:
     return max((int(device.partition(":")[2] or 0) for device in devices), default=-1)
 
 
-_environment = threading.Lock()
-
-
 def _checking(run: Callable[[list[torch.Tensor]], Any]) -> Callable[[list[torch.Tensor]], Any]:
     """The package's run, with its checks of inputs switched on.
 
@@ -226,17 +265,9 @@ def _checking(run: Callable[[list[torch.Tensor]], Any]) -> Callable[[list[torch.
 
     def first(inputs: list[torch.Tensor]) -> Any:
         nonlocal asked
-        with _environment:
-            before = os.environ.get(_CHECK)
-            os.environ[_CHECK] = "1"
-            try:
-                result = run(inputs)
-                asked = True
-            finally:
-                if before is None:
-                    del os.environ[_CHECK]
-                else:
-                    os.environ[_CHECK] = before
+        with _environment, _variable(_CHECK, "1"):
+            result = run(inputs)
+            asked = True
         return result
 
     def checked(inputs: list[torch.Tensor]) -> Any:

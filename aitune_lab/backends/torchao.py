@@ -241,6 +241,10 @@ class _Quantized:
             own = self.layers[path]
             assert isinstance(own, nn.Linear)
             _lower(own, made[key])
+        for part in self.module.modules():
+            if isinstance(part, nn.TransformerEncoderLayer):
+                # Its fused operator reads plain weights. Eager sees that these are none, a compiler doesn't; so it is told.
+                part.activation_relu_or_gelu = 0
 
     def components(self) -> dict[str, torch.Tensor]:
         """The plain tensors that the quantised weights consist of, by layer and component."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from pathlib import Path
 
@@ -85,6 +86,16 @@ def test_inputs_are_checked_and_the_environment_is_as_before(mlp):
             executable.call(x)
 
 
+def test_nothing_is_left_in_the_temporary_folder_while_it_is_loaded(mlp, tmp_path, monkeypatch):
+    _, job = mlp
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = os.environ.get("TMPDIR")
+    executable = TorchInductorAotBackend().load(job)
+    assert list(tmp_path.iterdir()) == []
+    assert os.environ.get("TMPDIR") == before
+    check(executable, job)
+
+
 def test_outputs_are_fresh_each_call(mlp):
     executable, _ = mlp
     first, twice = executable.call(torch.ones(2, 4))
@@ -145,7 +156,7 @@ def test_changed_weights_come_in_by_a_refresh_and_not_before(mlp):
 
 
 def test_saved_and_loaded_in_a_fresh_process(tmp_path):
-    assert "inductor_aot[freezing] loaded" in loaded_in_a_fresh_process("inductor_aot", tmp_path, freezing=True)
+    assert "inductor_aot[freezing] loaded" in loaded_in_a_fresh_process("inductor_aot[freezing]", tmp_path)
 
 
 def test_conditions_on_sizes_that_compiling_adds_must_hold_for_all(tmp_path):
