@@ -34,6 +34,8 @@ from .inductor_jit import TorchInductorJitBackend
 from .settled import Settled, led_by_odd_sizes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
     from torch.export import ExportedProgram
 
