@@ -1,4 +1,4 @@
-"""The command line: `aitune-lab demo | inspect | tune | bisect | show | cache | doctor`."""
+"""The command line: `aitune-lab demo | inspect | tune | bisect | show | runs | cache | doctor`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .. import __version__
 from ..errors import AituneError
 from .cache import clean_cache, list_cache, print_path
 from .output import check_writable, say, stdout_for
+from .runs import list_runs
 from .targets import load_target
 from .tune import inspect_target, tune_target
 
@@ -51,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"aitune-lab {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="{demo,inspect,tune,bisect,show,cache,doctor}")
+    commands = parser.add_subparsers(required=True, metavar="{demo,inspect,tune,bisect,show,runs,cache,doctor}")
 
     def command(name: str, run: Any, text: str, group: Any = commands) -> argparse.ArgumentParser:
         added: argparse.ArgumentParser = group.add_parser(
@@ -119,6 +120,11 @@ def make_parser() -> argparse.ArgumentParser:
 
     show = command("show", _show, "print what is in a .ait file, without PyTorch")
     show.add_argument("file", help="the .ait file")
+
+    runs = command("runs", list_runs, "list earlier runs on this machine, or print the report of one")
+    runs.add_argument("journal", nargs="?", help="the journal or report of a run, to print what it came to")
+    runs.add_argument("--last", metavar="N", type=int, default=20, help="list so many (default: %(default)s)")
+    runs.add_argument("--store", metavar="FOLDER", help="where they were kept (default: cache)")
 
     cache = commands.add_parser("cache", help="what earlier runs left on this machine: list it, make room, say where")
     kinds = cache.add_subparsers(required=True, metavar="{ls,gc,path}")
