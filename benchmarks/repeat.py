@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 MOST_SECONDS = 2.0
@@ -54,9 +55,21 @@ def in_a_process(store: str, backends: list[str]) -> dict[str, Any]:
     return told
 
 
+def summary(name: str, told: dict[str, Any]) -> str:
+    """One tune in two lines: what it did and took, and what it chose."""
+    counts = told["counts"]
+    picks = ", ".join(f"{path or '(model)'}: {label}" for path, label, _ in told["choices"])
+    return (
+        f"{name} tune: {counts['builds']} builds, {counts['measurements']} measurements, {counts['loads']} loads; "
+        f"{told['seconds']:.1f} s, {told['seconds_beyond_loading']:.2f} s of it beside {counts['load_seconds']:.1f} s of "
+        f"loading winners\n  {picks}; {told['end_to_end']}"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", action="append", help="try only this backend (default: onnxruntime, inductor)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there")
     parser.add_argument("--store", help=argparse.SUPPRESS)
     options = parser.parse_args()
     backends = options.backend or ["onnxruntime", "inductor"]
@@ -64,19 +77,19 @@ def main() -> int:
         print(json.dumps(tune_once(options.store, backends)))
         return 0
     with tempfile.TemporaryDirectory() as store:
-        first, second = (in_a_process(store, backends) for _ in range(2))
-    print(json.dumps({"first": first, "second": second}, indent=2))
+        told = []
+        for name in ("first", "second"):
+            told.append(in_a_process(store, backends))
+            print(summary(name, told[-1]), flush=True)
+    first, second = told
     counts = second["counts"]
     good = (
         counts["builds"] == counts["measurements"] == 0
         and second["choices"] == first["choices"]
         and second["seconds_beyond_loading"] <= MOST_SECONDS
     )
-    print(
-        f"first tune {first['seconds']:.1f} s; second {second['seconds']:.1f} s, of which "
-        f"{counts['load_seconds']:.1f} s loaded {counts['loads']} winners and {second['seconds_beyond_loading']:.2f} s "
-        f"was anything else; {counts['builds']} builds, {counts['measurements']} measurements"
-    )
+    if options.json:
+        options.json.write_text(json.dumps({"first": first, "second": second}, indent=2), encoding="utf-8")
     return 0 if good else 1
 
 

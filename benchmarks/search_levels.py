@@ -4,7 +4,8 @@ Each model is tuned at both levels, each time in a process of its own with empty
 and measure seconds of all trials. A pick is judged by the exhaustive run's figures, which measured all candidates: the
 latency of normal's pick over that of the fastest right one.
 
-Run it with `python benchmarks/search_levels.py` on a quiet machine; name models for fewer. It exits with 1 if normal costs
+Run it with `python benchmarks/search_levels.py --json levels.json` on a quiet machine; name models for fewer. What is done
+is printed and kept at once, and a second run goes on from the file. It exits with 1 if normal costs
 more than 40 % of exhaustive in all, or a pick is more than 3 % slower.
 """
 
@@ -16,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -162,27 +164,41 @@ def in_own_process(name: str, level: str) -> dict[str, Any]:
     return figures
 
 
+def keep(figures: dict[str, Any], path: Path | None) -> None:
+    if path is not None:
+        text = json.dumps(figures | {"environment": to_data(fingerprint())}, indent=2)
+        path.write_text(text, encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help=f"among {', '.join(MODELS)} (default: all)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="keep the figures there, and go on from it")
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "LEVEL"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(tune(*options.one)))
         return 0
     everything: dict[str, Any] = {}
+    if options.json and options.json.exists():
+        everything = json.loads(options.json.read_text(encoding="utf-8"))
+    models: dict[str, Any] = everything.setdefault("models", {})
     spent = {"normal": 0.0, "exhaustive": 0.0}
     slowest = 0.0
     for name in options.models or MODELS:
-        both = {level: in_own_process(name, level) for level in spent}
+        both = models.setdefault(name, {})
+        for level in spent:
+            if level not in both:
+                start = time.perf_counter()
+                both[level] = in_own_process(name, level)
+                print(f"{name}: {level} in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+                keep(everything, options.json)
         seconds = {level: f["build_seconds"] + f["measure_seconds"] for level, f in both.items()}
         for level, value in seconds.items():
             spent[level] += value
         costs, pick = both["exhaustive"]["cost_over_eager"], both["normal"]["pick"]
         slower = costs[pick] / min(costs.values()) - 1 if pick in costs else float("inf")
         slowest = max(slowest, slower)
-        everything[name] = both
         print(
             f"{name}: normal {seconds['normal']:.1f} s, exhaustive {seconds['exhaustive']:.1f} s "
             f"({100 * seconds['normal'] / seconds['exhaustive']:.0f} %); picks {pick} against "
@@ -193,9 +209,7 @@ def main() -> int:
     print(
         f"in all {100 * share:.0f} % of the seconds (at most {100 * MAX_COST_SHARE:.0f} %); slowest pick {100 * slowest:.1f} %"
     )
-    if options.json:
-        everything |= {"share": share, "slowest_pick": slowest, "environment": to_data(fingerprint())}
-        options.json.write_text(json.dumps(everything, indent=2), encoding="utf-8")
+    keep(everything | {"share": share, "slowest_pick": slowest}, options.json)
     return 0 if share <= MAX_COST_SHARE and slowest <= MAX_SLOWDOWN else 1
 
 
