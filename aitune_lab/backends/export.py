@@ -55,6 +55,9 @@ def refuse_impure(job: BuildJob) -> None:
     for alias in facts.aliases:
         if alias.kind == "view":
             raise Refused(f"{alias.output} is a view of the input {alias.input}; a graph would return a copy")
+    for twin in facts.twins:
+        if twin.kind == "view":
+            raise Refused(f"{twin.output} is a view of {twin.input}; a graph would return a copy")
     for leaf in (*signature.leaves, *signature.output_leaves):
         if isinstance(leaf, OpaqueLeaf):
             raise Refused(

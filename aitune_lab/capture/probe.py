@@ -118,6 +118,7 @@ def probe(recording: Recording, recorded: RecordedSignature) -> RecordedSignatur
         varying_values=tuple(sorted(varying)),
         hooked=_hooked(recording.module),
         strided=strided,
+        twins=_twins(first),
     )
     return _with_facts(recorded, facts)
 
@@ -213,6 +214,33 @@ def _aliases(inputs: Flat, outputs: Flat) -> tuple[Alias, ...]:
             elif _shares_storage(leaf, value):
                 found.append(Alias(path, source, "view"))
     return tuple(found)
+
+
+def _twins(outputs: Flat) -> tuple[Alias, ...]:
+    """Outputs that share elements with an earlier one; of several the first counts."""
+    found, seen = [], list[tuple[str, torch.Tensor]]()
+    for path, leaf in zip(outputs.paths, outputs.leaves, strict=True):
+        if not is_tensor(leaf):
+            continue
+        other = next(((p, x) for p, x in seen if x is leaf or _overlap(x, leaf)), None)
+        if other is not None:
+            found.append(Alias(path, other[0], "same" if other[1] is leaf else "view"))
+        seen.append((path, leaf))
+    return tuple(found)
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors hold an element in common; parts of one tensor, as `chunk` gives them, may lie side by side."""
+    if not _shares_storage(a, b) or not (a.numel() and b.numel()):
+        return False
+    if a.dtype != b.dtype:
+        return True
+    length = a.untyped_storage().nbytes() // a.element_size()
+    held = torch.zeros(length, dtype=torch.bool, device=a.device)
+    # Along an expanded dimension one element stands for all, and can be written once only.
+    shape = [1 if stride == 0 else size for size, stride in zip(a.shape, a.stride(), strict=True)]
+    held.as_strided(shape, a.stride(), a.storage_offset()).fill_(True)
+    return bool(held.as_strided(b.shape, b.stride(), b.storage_offset()).any())
 
 
 def _shares_storage(a: Any, b: Any) -> bool:

@@ -247,6 +247,8 @@ class FunctionWriter:
         facts = signature.facts
         inputs = dict(zip([leaf.path for leaf in signature.tensor_leaves], self.tensors, strict=True))
         same = {alias.output: alias.input for alias in facts.aliases if alias.kind == "same"}
+        twins = {alias.output: alias.input for alias in facts.twins if alias.kind == "same"}
+        made: dict[str, str] = {}
         count = sum(isinstance(leaf, TensorLeaf) for leaf in signature.output_leaves)
         for i, path in enumerate(facts.mutated):
             self.lines.append(f"{inputs[path]}.copy_({results}[{count + i}])")
@@ -259,8 +261,13 @@ class FunctionWriter:
                 if isinstance(leaf, TensorLeaf):
                     index = next(position)
                     if leaf.path in same:
-                        return inputs[same[leaf.path]]
-                    return f"{results}[{index}]" + (".numpy()" if leaf.holder == "numpy" else "")
+                        held = inputs[same[leaf.path]]
+                    elif leaf.path in twins:
+                        held = made[twins[leaf.path]]
+                    else:
+                        held = f"{results}[{index}]" + (".numpy()" if leaf.holder == "numpy" else "")
+                    made[leaf.path] = held
+                    return held
                 if isinstance(leaf, OpaqueLeaf):
                     raise Refused(f"{leaf.path} is an object of class {leaf.opaque_type} that cannot be made anew")
                 if leaf.type.startswith("builtins:") and leaf.text not in ("nan", "inf", "-inf"):

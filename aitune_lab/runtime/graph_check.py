@@ -28,6 +28,7 @@ def refuse_uncapturable(job: BuildJob) -> None:
         "returns values that differ from call to call": facts.varying_values,
         "runs the user's hooks": facts.hooked,
         "returns views of inputs": tuple(alias.output for alias in facts.aliases if alias.kind == "view"),
+        "returns views of other outputs": tuple(twin.output for twin in facts.twins if twin.kind == "view"),
     }
     for what, names in reasons.items():
         if names:

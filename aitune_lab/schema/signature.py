@@ -100,7 +100,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Alias:
-    """An output that shares memory with an input: the input itself, or a view of it."""
+    """An output that shares memory with an input, or with an earlier output: the very tensor, or a view of it."""
 
     output: str
     input: str
@@ -119,6 +119,7 @@ class Facts:
         varying_values: output leaves that are no tensors and differ between samples (`float(y.max())`).
         hooked: submodules that carry forward hooks of the user.
         grad_modes: grad modes seen at calls: `"grad"`, `"no_grad"`, `"inference"`.
+        twins: outputs that share elements with an earlier output, whose path stands as `input`.
         strided: paths of input leaves on whose strides the result depends (`as_strided`, `is_contiguous`, a `view` that
             fails): tuned calls take them contiguous only.
     """
@@ -131,6 +132,7 @@ class Facts:
     hooked: tuple[str, ...] = ()
     grad_modes: tuple[str, ...] = ()
     strided: tuple[str, ...] = ()
+    twins: tuple[Alias, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -126,15 +126,18 @@ def _opaque_tensors(leaf: Any, value: Any) -> dict[str, Any]:
 
 
 class LostAlias(Exception):
-    """An output no longer shares memory with an input, as it does in eager."""
+    """An output no longer shares memory with an input or another output, as it does in eager."""
 
 
 def _check_aliases(signature: Any, flat: Flat, leaves: list[Any]) -> None:
-    paths = [leaf.path for leaf in signature.leaves]
-    for alias in signature.facts.aliases:
-        if alias.output not in flat.paths:
+    inputs = dict(zip([leaf.path for leaf in signature.leaves], leaves, strict=True))
+    outputs = dict(zip(flat.paths, flat.leaves, strict=True))
+    pairs = [(alias, inputs) for alias in signature.facts.aliases] + [(twin, outputs) for twin in signature.facts.twins]
+    for alias, sources in pairs:
+        output: Any = outputs.get(alias.output)
+        source: Any = sources.get(alias.input)
+        if not is_tensor(output) or not is_tensor(source):
             continue
-        output, source = flat.leaves[flat.paths.index(alias.output)], leaves[paths.index(alias.input)]
-        shared = is_tensor(output) and output.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+        shared = output.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
         if not shared:
             raise LostAlias(f"{alias.output} shares memory with {alias.input} in eager, but is a copy here")

@@ -196,6 +196,43 @@ def test_an_output_that_is_the_input_only_if_contiguous() -> None:
     assert torch.equal(x, kept)
 
 
+def one_tensor_twice(self: Any, x: torch.Tensor) -> Any:
+    y = self.l(x)
+    return {"last": y, "all": (x + 1, y)}
+
+
+def part_of_another(self: Any, x: torch.Tensor) -> Any:
+    y = self.l(x)
+    return y, y[:, 0]
+
+
+def expanded(self: Any, x: torch.Tensor) -> Any:
+    y = self.l(x)[:, :1].expand(-1, 3)
+    return y, y[:, 1]
+
+
+def side_by_side(self: Any, x: torch.Tensor) -> Any:
+    return self.l(x).chunk(2, -1)
+
+
+@pytest.mark.parametrize("function", [one_tensor_twice, part_of_another, expanded, side_by_side])
+def test_outputs_that_share_memory_go_on_sharing_it(function: Callable[..., Any]) -> None:
+    model, plain = module(function), module(function)
+    plain.load_state_dict(model.state_dict())
+    result = tuned(model, torch.randn(2, 4), torch.randn(3, 4))
+    own = next(c for c in result.choices if c.path == "")
+    if function in (part_of_another, expanded):
+        assert own.candidate.backend == "eager"
+        assert "output[1] is a view of output[0]" in own.reason
+    else:
+        assert own.candidate.backend == "onnxruntime"
+    with torch.inference_mode():
+        found, wanted = model(X), plain(X)
+        for outputs in (found, wanted):
+            (outputs["last"] if isinstance(outputs, dict) else outputs[0]).zero_()
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("given", [np.ones((3, 4))[::-1], np.ones((3, 4), dtype=">f8"), None, "text"])
 def test_arrays_that_torch_cannot_hold_run_the_original(given: Any) -> None:
     def forward(self: Any, x: Any) -> torch.Tensor:
