@@ -19,7 +19,7 @@ CANDIDATES = {
     "inductor[freezing]": 1e-4,
     "inductor_aot": 1e-4,
     "inductor_aot[freezing]": 1e-4,
-    "torchao[scheme=int8wo]": EIGHT_BITS,
+    "torchao": EIGHT_BITS,
     "torchao[scheme=int8dyn]": EIGHT_BITS,
     "torchao[compile, scheme=int8dyn]": EIGHT_BITS,
 }
