@@ -62,6 +62,11 @@ def _resume(lab: Lab, args: Args) -> str:
     return "Going on"
 
 
+def _apply(lab: Lab, args: Args) -> str:
+    lab.begin_apply()
+    return "Installing the best so far"
+
+
 def _dismiss(lab: Lab, args: Args) -> str:
     lab.say("")
     return ""
@@ -198,6 +203,7 @@ _OPERATIONS: dict[str, Callable[[Lab, Args], str]] = {
     "cancel": _cancel,
     "pause": _pause,
     "resume": _resume,
+    "apply": _apply,
     "dismiss": _dismiss,
     "restart": _restart,
     "adopt": _adopt,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from ..backends import registry as backends
 from ..capture.inspector import Inspection, inspect
@@ -24,66 +24,11 @@ from ..tuning.trial import as_error
 from ..tuning.tuner import Tuner
 from . import registry
 from .runner import Job, Modes, Worker
+from .snapshot import Notice, Phase, Preview, Snapshot
 
 T = TypeVar("T")
 
-Phase = Literal["new", "inspecting", "ready", "tuning", "tuned", "cancelled", "failed"]
-
 _OPTIONS = tuple(f.name for f in fields(TuneOptions) if f.name != "dry_run")
-
-
-@dataclass(frozen=True)
-class Preview:
-    """What a run with the present plan would do, told before its start.
-
-    Attributes:
-        trials: how many candidates would be tried.
-        seconds: what that takes, estimated.
-        bytes: what it may need on disk, estimated.
-        planned: for each (module, signature) its candidates, and those not tried with the reason.
-        problem: why no run is possible, if so.
-    """
-
-    trials: int = 0
-    seconds: float = 0.0
-    bytes: int = 0
-    planned: tuple[Mapping[str, Any], ...] = ()
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class Notice:
-    """Something to say above everything else, with what one may do about it (operation, label)."""
-
-    text: str
-    tone: Literal["info", "good", "warning", "error"] = "info"
-    actions: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """All that a view draws, frozen.
-
-    Attributes:
-        phase: where the Lab is.
-        state: what the run told so far.
-        plan: the plan that the next run follows.
-        preview: what that run would do; None while that is not known.
-        result: of the last run that ended; None before.
-        notice: something to say.
-        output: lines that the target or backends printed meanwhile.
-        stale: the plan has changed since the last run ended.
-    """
-
-    phase: Phase = "new"
-    state: SessionState = field(default_factory=SessionState)
-    plan: Plan = field(default_factory=Plan)
-    preview: Preview | None = None
-    result: TuneResult | None = None
-    notice: Notice | None = None
-    output: tuple[str, ...] = ()
-    paused: bool = False
-    stale: bool = False
 
 
 KEPT_LINES = 500
@@ -128,6 +73,8 @@ class LabCore:
         self._snapshot = Snapshot(plan=plan, state=self._session.state)
         self._worker = Worker(f"aitune-lab-{type(target).__name__}", self._printed)
         self._tuner: Tuner | None = None
+        self._stopped: Tuner | None = None
+        """What a run that was cancelled has found is in here, until the next one begins."""
         self._tune_job: Job[TuneResult] | None = None
         self._inspect_job: Job[Inspection] | None = None
         self._cancelled = False
@@ -275,7 +222,7 @@ class LabCore:
             if self._tune_job is not None and not self._tune_job.done:
                 return self._tune_job
             registry.claim(self)
-            self._cancelled = False
+            self._cancelled, self._stopped = False, None
             self._tune_job = self._worker.submit("tune", self._tune)
             self._set(phase="tuning", notice=None, stale=False, paused=False)
             return self._tune_job
@@ -290,15 +237,17 @@ class LabCore:
             result = run(tuner, self._take)
             self.inspection = tuner.inspection
         except BaseException as error:
-            self._set(phase="failed", notice=Notice(as_error(error), "error"), paused=False)
+            self._set(phase="failed", notice=Notice(as_error(error), "error"), paused=False, cancelling=False)
             raise
         finally:
             registry.release(self)
             self._tuner = None
-        if result.events[-1].kind == "run_cancelled":
-            self._set(phase="cancelled", paused=False)
+        if result.events[-1].kind == "run_cancelled" and not result.choices:
+            self._stopped = tuner
+            self._set(phase="cancelled", paused=False, cancelling=False)
         else:
-            self._set(phase="tuned", result=result, paused=False)
+            # Also one that was cancelled after its best so far was installed: that stays.
+            self._set(phase="tuned", result=result, paused=False, cancelling=False)
         if self._snapshot.stale:
             self._emit("plan_changed", {"plan": to_data(self.plan)})
             self._preview()
@@ -316,11 +265,13 @@ class LabCore:
                 return False
             self._cancelled = True
             tuner, job = self._tuner, self._tune_job
-        if tuner is not None:
-            tuner.cancel()
-        elif job is not None and job.withdraw():
+        if tuner is None and job is not None and job.withdraw():
             registry.release(self)
             self._set(phase="ready" if self.inspection is not None else "new")
+            return True
+        self._set(cancelling=True)
+        if tuner is not None:
+            tuner.cancel()
         return True
 
     def pause(self) -> bool:

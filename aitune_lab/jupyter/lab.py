@@ -17,6 +17,7 @@ from ..capture.tree import require_modules
 from ..errors import PlanError, TargetError
 from ..schema import Plan, StrategyConfig
 from ..tuning import whatif
+from ..tuning.api import moved
 from ..tuning.candidates import as_candidate
 from ..tuning.mixes import Estimate, Mix, SideBySide
 from ..tuning.options import BackendLike, TuneOptions
@@ -92,7 +93,7 @@ class Lab(LabWork):
         require_modules(target)
         refuse_empty(data)
         if device is not None:
-            target, data = _moved(target, data, device)
+            target, data = moved(target, data, torch.device(device))
         before = registry.lab_of(target)
         self._set_up(target, data, held, chosen)
         if isinstance(before, Lab):
@@ -335,7 +336,7 @@ class Lab(LabWork):
             page = self._make_page()
         except ImportError as error:
             self.say(str(error), "warning")
-            Display().show(bundle_of(str(self), self.static()))
+            Display().show(bundle_of(f"{error}\n{self}", self.static()))
             return
         self._display.show(bundle_of(str(self), self.static(), page.view.model_id))
         if not self.snapshot.state.rows:
@@ -380,12 +381,6 @@ class Lab(LabWork):
     def _go(self, step: str) -> None:
         if self._page is not None:
             self._page.go(step)
-
-
-def _moved(target: Any, data: Any, device: torch.device | str) -> tuple[Any, Any]:
-    from ..tuning.api import _moved as moved
-
-    return moved(target, data, torch.device(device))
 
 
 def _finish_all() -> None:

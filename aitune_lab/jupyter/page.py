@@ -18,8 +18,8 @@ from .protocol import Command
 from .tree import TreeView
 
 if TYPE_CHECKING:
-    from .core import Snapshot
     from .lab import Lab
+    from .snapshot import Snapshot
 
 
 def sections_of(lab: Lab) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from ..report.tree_candidates import candidates_of
 from ..schema import Plan
 from ..tuning.session import SessionState
 from ..tuning.strategies import strategy_names
-from ..tuning.strategies.words import counted, milliseconds, size
+from ..tuning.strategies.words import counted, milliseconds, size, times
 from . import blocks as b
 from .blocks import Block
-from .core import Notice, Preview, Snapshot
 from .plans import rule_sentence, settings_of
+from .snapshot import Notice, Preview, Snapshot
 
 STEPS = (("inspect", "Inspect"), ("choose", "Choose"), ("tune", "Tune"), ("compare", "Compare"), ("export", "Export"))
 
@@ -85,13 +85,16 @@ def _step_note(key: str, snap: Snapshot) -> str:
         tried = sum(t.candidate.label != "eager" for t in snap.result.trials.values())
         return counted(tried, "trial")
     if key == "compare" and snap.result is not None and not snap.stale:
-        return gain_words(snap) or "no gain"
+        changed = any(choice.candidate.label != "eager" for choice in snap.result.choices)
+        return gain_words(snap) or ("tuned" if changed else "no gain")
     return ""
 
 
 def _status(snap: Snapshot) -> tuple[str, str]:
     if snap.phase == "tuning":
-        return ("busy", "paused") if snap.paused else ("busy", "tuning")
+        return "busy", "cancelling" if snap.cancelling else "paused" if snap.paused else "tuning"
+    if snap.phase == "tuned" and not snap.stale and snap.was_cancelled:
+        return "good", "cancelled; the best so far is installed"
     if snap.phase == "tuned":
         return ("warning", "plan changed since the tune") if snap.stale else ("good", "tuned")
     words = {
@@ -105,16 +108,21 @@ def _status(snap: Snapshot) -> tuple[str, str]:
 
 
 def gain_words(snap: Snapshot) -> str:
-    """`1.8 times as fast`, measured end to end if it was, else estimated."""
+    """`×1.8` or `about as before`: the whole target, measured end to end if it was, else estimated; empty if unknown."""
     result = snap.result
     if result is None:
         return ""
     if result.end_to_end is not None and result.end_to_end.speedup:
-        return f"×{result.end_to_end.speedup:.3g}"
+        return _gain(result.end_to_end.speedup)
     before, after = result.estimate.get("eager_seconds"), result.estimate.get("tuned_seconds")
     if before and after and any(c.candidate.label != "eager" for c in result.choices):
-        return f"×{before / after:.3g} (estimate)"
+        return f"{_gain(before / after)} (estimate)"
     return ""
+
+
+def _gain(ratio: float) -> str:
+    """A ratio that reads as 1 would contradict modules that are said to run faster."""
+    return "about as before" if 0.98 < ratio < 1.02 else f"×{times(ratio)}"
 
 
 def notice(value: Notice | None) -> Block | None:

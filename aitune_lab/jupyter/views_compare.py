@@ -14,7 +14,7 @@ from ..tuning.session import SessionState
 from ..tuning.strategies.words import error, milliseconds, size, times
 from . import blocks as b
 from .blocks import Block
-from .core import Snapshot
+from .snapshot import Snapshot
 from .views import candidate_table, module_name
 from .whatifs import CHOSEN, Mixes, NamedMix
 
@@ -35,6 +35,10 @@ _CHOICES = (
     Column("candidate", "runs with"),
     Column("speedup", "speed-up", right=True),
     Column("error_class", "error"),
+)
+_EACH_ON_ITS_OWN = (
+    "Each mix was measured on its own, in alternation with the untuned target. The machine may have been faster for one "
+    "than for the other: compare speed-ups, not milliseconds."
 )
 _MIXES = (
     Column("name", "mix"),
@@ -98,8 +102,12 @@ def _headline(snap: Snapshot) -> list[Block]:
         reason = "; ".join(part for part in (end.skipped, *end.notes) if part) if end is not None else ""
         why = f": {reason}" if reason else ""
         before, after = result.estimate.get("eager_seconds"), result.estimate.get("tuned_seconds")
-        if not before or not after or all(c.candidate.label == "eager" for c in result.choices):
+        if all(c.candidate.label == "eager" for c in result.choices):
             return [b.text(f"The target stays as it is{why}.", "lead")]
+        if snap.was_cancelled:
+            why = ": the run was cancelled before"
+        if not before or not after:
+            return [b.text(f"End to end was not measured{why}.", "muted")]
         return [
             b.facts(
                 [
@@ -158,7 +166,10 @@ def _what_if(state: SessionState, mixes: Mixes) -> list[Block]:
     if problem := current.problem or current.problem_in(state):
         blocks.append(b.text(problem, "error"))
     everyone = mixes.all_of(state)
-    blocks.append(b.table(_MIXES, [_mix_row(state, mix) for mix in everyone]))
+    rows = [_mix_row(state, mix) for mix in everyone]
+    blocks.append(b.table(_MIXES, rows))
+    if sum("measured" in row for row in rows) > 1:
+        blocks.append(b.text(_EACH_ON_ITS_OWN, "muted"))
     blocks += _difference(state, everyone[0], current)
     blocks.append(
         b.actions(
@@ -211,6 +222,8 @@ def _mix_row(state: SessionState, mix: NamedMix) -> dict[str, str]:
     if end is not None:
         if end.tuned is not None:
             row["measured"] = f"{end.tuned.median_ms:.3g} ({end.tuned.ci_low_ms:.3g} to {end.tuned.ci_high_ms:.3g})"
+            if end.eager is not None:
+                row["measured"] += f", untuned {end.eager.median_ms:.3g}"
             row["speedup"] = f"×{times(end.speedup)}" if end.speedup else row.get("speedup", "")
         if end.comparison is not None:
             kept = "out of tolerance" if end.comparison.error_class == "refused" else end.comparison.error_class

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from . import blocks as b
 from .blocks import Block
-from .core import Snapshot
+from .snapshot import Snapshot
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ..tuning.session import SessionState
 from ..tuning.strategies.words import counted, times
 from . import blocks as b
 from .blocks import Block
-from .core import Snapshot
+from .snapshot import Snapshot
 from .views import gain_words, module_name, preview_sentence, seconds_words, start_blocks
 
 _PHASES = {
@@ -40,11 +40,15 @@ def tune_step(snap: Snapshot) -> list[Block]:
             b.actions(b.goto("inspect", "Go to Inspect")),
         ]
     blocks: list[Block] = []
+    tried = any(t.candidate.label != "eager" for t in snap.state.trials.values())
     if snap.phase == "tuning":
-        blocks += _running(snap)
+        blocks += _running(snap, tried=tried)
     elif snap.phase == "tuned" and not snap.stale:
         blocks += _finished(snap)
     else:
+        if snap.phase == "cancelled" and tried:
+            said = "The run was cancelled, so nothing is installed. What it has found can be used all the same."
+            blocks += [b.text(said, "muted"), b.actions(b.action("apply", "Use the best so far"))]
         blocks += start_blocks(snap)
     trials = [t for t in snap.state.trials.values() if t.candidate.label != "eager"]
     if trials or snap.phase == "tuning":
@@ -81,7 +85,9 @@ def run_words(snap: Snapshot) -> str:
 def ending_words(snap: Snapshot, result: TuneResult) -> str:
     """One line on a run that has ended: `tuned in 12 s: 2 choices, ×1.8 end to end`."""
     if result.events and result.events[-1].kind == "run_cancelled":
-        return "cancelled; the target is as it was"
+        if not result.choices:
+            return "cancelled; the target is as it was"
+        return f"cancelled; the best so far is installed: {counted(len(result.choices), 'choice')}"
     took = f"tuned in {seconds_words(result.seconds)}"
     tuned = sum(choice.candidate.label != "eager" for choice in result.choices)
     if not tuned:
@@ -105,7 +111,7 @@ def lab_text(snap: Snapshot, inspection: Inspection | None, *, running: bool) ->
     return f"{said}\n{inspection}"
 
 
-def _running(snap: Snapshot) -> list[Block]:
+def _running(snap: Snapshot, *, tried: bool) -> list[Block]:
     state = snap.state
     progress = state.progress
     fraction = None
@@ -115,9 +121,17 @@ def _running(snap: Snapshot) -> list[Block]:
     note = f"{progress.done} of {counted(progress.total, 'trial')}, {seconds_words(state.elapsed)} so far"
     if left is not None and progress.done < progress.total:
         note += f", about {seconds_words(left)} left"
-    doing = f"paused before the next step; {progress_words(state)}" if snap.paused else progress_words(state)
-    pause = b.action("resume", "Go on") if snap.paused else b.action("pause", "Pause")
-    return [b.progress(fraction, doing, note), b.actions(b.action("cancel", "Cancel"), pause)]
+    doing = progress_words(state)
+    if snap.cancelling:
+        waits = b.text(
+            "What runs in this process can't be broken off; a build in a process of its own ends at once.", "muted"
+        )
+        return [b.progress(fraction, f"cancelling, which waits for: {doing}", note), waits]
+    if not snap.paused:
+        return [b.progress(fraction, doing, note), b.actions(b.action("cancel", "Cancel"), b.action("pause", "Pause"))]
+    best = b.action("apply", "Use the best so far", disabled="" if tried else "No trial has ended yet")
+    actions = b.actions(b.action("cancel", "Cancel"), b.action("resume", "Go on"), best)
+    return [b.progress(fraction, f"paused before the next step; {doing}", note), actions]
 
 
 def _finished(snap: Snapshot) -> list[Block]:
@@ -131,7 +145,12 @@ def _finished(snap: Snapshot) -> list[Block]:
         ]
     gain = gain_words(snap)
     names = ", ".join(dict.fromkeys(module_name(c.path) for c in tuned))
-    said = f"Tuned in {seconds_words(result.seconds)}: {names} now {'run' if len(tuned) > 1 else 'runs'} faster"
+    how = (
+        "Cancelled, with the best so far installed"
+        if snap.was_cancelled
+        else f"Tuned in {seconds_words(result.seconds)}"
+    )
+    said = f"{how}: {names} {'run' if len(tuned) > 1 else 'runs'} faster"
     return [
         b.text(f"{said}{f', the whole target {gain}' if gain else ''}.", "good"),
         b.actions(b.goto("compare", "Compare"), b.action("tune", "Tune again")),

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from ..backends import registry as backends
 from ..errors import DataError, TargetError
-from ..schema import Plan
+from ..schema import Choice, Event, Plan
 from ..tuning import whatif
+from ..tuning.api import result_of
 from ..tuning.candidates import as_candidate
 from ..tuning.options import BackendLike, TuneOptions
 from ..tuning.result import TuneResult
 from ..tuning.strategies.words import counted
 from . import registry
-from .core import LabCore, Notice, friendly
+from .core import LabCore, friendly
 from .earlier import earlier_run
 from .exports import write_export
-from .runner import Job
+from .runner import Job, Worker
+from .snapshot import Notice
 from .views_compare import Shown
 from .views_export import Exports
 
@@ -89,6 +91,58 @@ class LabWork(LabCore):
 
         return self.begin("measure", work)
 
+    def begin_tune(self) -> Job[TuneResult]:
+        """Also what was said of exports is of the run before."""
+        if not self.running:
+            self.exports = replace(self.exports, said={})
+        return super().begin_tune()
+
+    def begin_apply(self) -> Job[tuple[Choice, ...]]:
+        """Install the best found so far, in a run that is paused or was cancelled. A paused run may go on afterwards.
+
+        Raises TargetError if there is no such run, or nothing was tried in it.
+        """
+        with self._lock:
+            paused = self._tuner if self._snapshot.paused else None
+            tuner = paused or self._stopped
+            if tuner is None:
+                raise TargetError("there is no run that is paused or was cancelled: pause or cancel it first")
+            if not any(t.candidate.label != "eager" for t in self._snapshot.state.trials.values()):
+                raise TargetError("nothing was tried in this run yet, so there is nothing to install")
+
+        def work() -> tuple[Choice, ...]:
+            registry.claim(self)
+            try:
+                for event in tuner.applying(wait=True):
+                    self._take(event)
+            except Exception as error:
+                self.say(friendly(error), "error")
+                raise
+            finally:
+                if paused is None:
+                    registry.release(self)
+            if paused is None:
+                events = (Event(self._snapshot.state.seq, self._snapshot.state.elapsed, "run_cancelled"),)
+                self._stopped = None
+                self._set(phase="tuned", result=result_of(tuner, events))
+                self._refresh()
+            else:
+                self.say(
+                    "The best so far is installed. When the run goes on, its end puts the final choices in its place."
+                )
+            return tuple(tuner.choices)
+
+        # The worker itself waits in a paused run.
+        worker = self._worker if paused is None else Worker("aitune-lab-apply", self._printed)
+        return worker.submit("apply", work)
+
+    def apply_best(self) -> tuple[Choice, ...]:
+        """Install the best found so far, in a run that is paused or was cancelled; waits, and gives its choices.
+
+        Raises TargetError if there is no such run, or nothing was tried in it.
+        """
+        return self.settle(self.begin_apply())
+
     def begin_export(self, what: str, path: str) -> Job[str]:
         """Write a file on the worker; what came of it is said on the page."""
         ending = {"ait": ".ait", "plan": ".toml", "report": ".html"}[what]
@@ -98,6 +152,10 @@ class LabWork(LabCore):
             raise DataError(f"the file's name must end in {ending}, but got {path!r}")
         if what == "ait":
             self.ended("saving")
+
+        with self._lock:
+            self.exports = replace(self.exports, said={k: v for k, v in self.exports.said.items() if k != what})
+        self._changed()
 
         def work() -> str:
             try:

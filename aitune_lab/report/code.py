@@ -125,7 +125,9 @@ def _plan(state: SessionState, final: Sequence[Choice]) -> str:
 
 
 def _rules(state: SessionState, pins: _Pins) -> list[Rule]:
-    """The user's own pins as they stand, then a pin for everything else, many alike as one; exclusions where needed."""
+    """The user's own pins as they stand, and what is left alone; then a pin for everything else, many alike as one, and
+    exclusions where needed.
+    """
     plan = state.plan
     if not pins.by_path and not pins.several:
         return list(plan.rules)
@@ -133,7 +135,10 @@ def _rules(state: SessionState, pins: _Pins) -> list[Rule]:
     kept = [r for r in own if any(plan.rule_for(path) is r for path in pins.by_path)]
     rest = {path: choice for path, choice in pins.by_path.items() if plan.rule_for(path) not in kept}
     others = [str(row.get("path", "")) for row in state.rows]
-    rules = list(kept)
+    left = [rule for rule in plan.rules if rule.action == "leave"]
+    # Where a pattern that leaves modules alone also fits tuned ones, which an earlier rule held, it comes after their pins.
+    later = [rule for rule in left if any(rule.matches(path) for path in {**rest, **pins.several})]
+    rules = [rule for rule in plan.rules if rule in kept or (rule in left and rule not in later)]
     done: set[str] = set()
     for path, choice in rest.items():
         if path in done:
@@ -155,7 +160,7 @@ def _rules(state: SessionState, pins: _Pins) -> list[Rule]:
         strategy = plan.rule_for(path)
         if strategy is not None and strategy.action == "strategy":
             rules.append(Rule(path, "strategy", strategy=strategy.strategy))
-    return rules
+    return [*rules, *later]
 
 
 def _same(one: Choice, other: Choice) -> bool:

@@ -177,7 +177,7 @@ def tune(
     if memory_limit is not None:
         held = replace(held, limits=replace(held.limits, memory_bytes=memory_limit))
     if device is not None:
-        target, data = _moved(target, data, torch.device(device))
+        target, data = moved(target, data, torch.device(device))
     options = TuneOptions(
         inference_function=inference_function,
         batch_sizes=tuple(batch_sizes) if batch_sizes is not None else None,
@@ -253,6 +253,11 @@ def _driven(tuner: Tuner, progress: bool | Callable[[Event], None], journal: str
         elif progress and (text := _FAILED if event.kind == "run_failed" else line(event)):
             sys.stderr.write(text + "\n")
             sys.stderr.flush()
+    return result_of(tuner, events)
+
+
+def result_of(tuner: Tuner, events: Sequence[Event]) -> TuneResult:
+    """What a run that has ended came to, also after `apply_best`. `events` are those that it gave."""
     last = events[-1]
     return TuneResult(
         tuple(tuner.choices),
@@ -262,7 +267,7 @@ def _driven(tuner: Tuner, progress: bool | Callable[[Event], None], journal: str
         tuple(events),
         tuner.understood,
         float(last.data.get("seconds", last.t)),
-        dict(last.data.get("estimate") or {}),
+        dict(tuner.estimated),
         tuner.options.dry_run,
         tuner.end_to_end,
         {entry.signature.key: entry.signature for item in installed_in(tuner.target) for entry in item.entries},
@@ -270,7 +275,8 @@ def _driven(tuner: Tuner, progress: bool | Callable[[Event], None], journal: str
     )
 
 
-def _moved(target: Any, data: Any, device: torch.device) -> tuple[Any, Any]:
+def moved(target: Any, data: Any, device: torch.device) -> tuple[Any, Any]:
+    """Target and data on a device. Raises TargetError for a target that has no `.to()`."""
     if not hasattr(target, "to"):
         raise TargetError(f"a {type(target).__name__} has no .to(); move its modules to {device} and leave device out")
     target.to(device)

@@ -30,6 +30,7 @@ class Control:
         self._may_run = threading.Event()
         self._may_run.set()
         self._executing = threading.Lock()
+        self._holder: int | None = None
 
     def cancel(self) -> None:
         """Stop at the next step, also out of a pause."""
@@ -70,22 +71,30 @@ class Control:
     def wait(self) -> None:
         """Wait as long as the run is paused. Raises Cancelled if it was cancelled meanwhile."""
         start = time.perf_counter()
+        self._holder = None
         self._executing.release()
         try:
             self._may_run.wait()
         finally:
             self._executing.acquire()
+            self._holder = threading.get_ident()
             self._paused_seconds += time.perf_counter() - start
         self.check()
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """While entered, the run's state is the caller's. Raises TargetError if the run executes in another thread."""
-        if not self._executing.acquire(blocking=False):
+    def running(self, *, wait: bool = False) -> Iterator[None]:
+        """While entered, the run's state is the caller's.
+
+        Where another thread has it, this one waits for it, or TargetError is raised.
+        """
+        here = threading.get_ident()
+        if not self._executing.acquire(blocking=wait and self._holder != here):
             raise TargetError("the run is at work: pause() or cancel() it first, and wait until it has stopped")
+        self._holder = here
         try:
             yield
         finally:
+            self._holder = None
             self._executing.release()
 
 
@@ -93,7 +102,7 @@ def alternating(events: Iterator[Event], control: Control) -> Iterator[Event]:
     """Pass a run's events on. The run's state is its own while it makes one, and free while the caller has one."""
     try:
         while True:
-            with control.running():
+            with control.running(wait=True):
                 event = next(events, None)
             if event is None:
                 return

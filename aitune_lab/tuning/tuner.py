@@ -71,6 +71,7 @@ class Tuner:
         self.choices: list[Choice] = []
         self.failures: dict[str, str] = {}
         self.end_to_end: EndToEnd | None = None
+        self.estimated: dict[str, Any] = {}
         self.understood = ""
         self.phase = ""
         """What the running trial does just now (`"compiling"`, `"measure"`); may be read from any thread."""
@@ -180,9 +181,12 @@ class Tuner:
             pass
         return tuple(self.choices)
 
-    def applying(self) -> Iterator[Event]:
-        """`apply_best`, an event at a time; the choices are installed when it ends."""
-        with self.control.running():
+    def applying(self, *, wait: bool = False) -> Iterator[Event]:
+        """`apply_best`, an event at a time; the choices are installed when it ends.
+
+        With `wait` a run that is still at work on the step before its pause is waited for.
+        """
+        with self.control.running(wait=wait):
             self.control.renew()
             tried = [unit for unit in self._units if any(race.trials for race in unit.races)]
             if not tried:
@@ -196,6 +200,8 @@ class Tuner:
                 self._racing.applying = False
             install_all(prepared(tried, self.plan, self.options))
             self.choices = [choice for unit in tried for choice in unit.choices]
+            assert self.inspection is not None
+            self.estimated = estimate(self.inspection, tried)
             for unit in tried:
                 for race in unit.races:
                     race.hand_over()
@@ -275,7 +281,7 @@ class Tuner:
         self._installed = made
         install_all(made)
         self.choices = [choice for unit in units for choice in unit.choices]
-        estimated = estimate(self.inspection, units)
+        self.estimated = estimate(self.inspection, units)
         self._racing.races.clear()
         units.clear()  # what is installed belongs to the target now, whatever happens from here on
         if made and self.options.end_to_end:
@@ -297,7 +303,7 @@ class Tuner:
             data={
                 "seconds": self.control.seconds(),
                 "choices": len(self.choices),
-                "estimate": estimated,
+                "estimate": self.estimated,
                 "counts": asdict(self.counts),
                 "end_to_end": to_data(self.end_to_end) if self.end_to_end is not None else None,
             },

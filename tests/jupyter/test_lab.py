@@ -300,3 +300,41 @@ def test_a_target_without_modules_and_empty_data_are_refused_at_once() -> None:
         Lab(Pipe(), [])
     with pytest.raises(PlanError, match="Did you mean 'onnxruntime'"):
         Lab(Pipe(), [torch.zeros(2, 8)], backends=["onnx"])
+
+
+def test_the_best_so_far_is_used_while_paused_and_after_a_cancel(make_lab: Any, pipe: Pipe, gate: Gate) -> None:
+    lab = make_lab(FAST, WaitingBackend(), SLOW)
+    with pytest.raises(TargetError, match="paused or was cancelled"):
+        lab.apply_best()
+    lab.tune()
+    assert gate.reached.wait(60)
+    lab.pause()
+    gate.go.set()
+    choices = lab.apply_best()
+    assert {choice.path: choice.candidate for choice in choices} == {"encoder": FAST}
+    assert not is_plain(pipe)
+    assert lab.running
+    lab.cancel()
+    lab._worker.join(60)
+    assert lab.snapshot.phase == "tuned"
+    assert "the best so far is installed: 1 choice" in str(lab)
+    assert not is_plain(pipe)
+
+
+def test_what_a_cancelled_run_found_can_be_used_and_exported(
+    make_lab: Any, pipe: Pipe, gate: Gate, tmp_path: Path
+) -> None:
+    lab = make_lab(FAST, WaitingBackend(), SLOW)
+    lab.tune()
+    assert gate.reached.wait(60)
+    lab.cancel()
+    assert lab.snapshot.cancelling
+    gate.go.set()
+    lab._worker.join(60)
+    assert lab.snapshot.phase == "cancelled"
+    assert is_plain(pipe)
+    assert [choice.candidate for choice in lab.apply_best()] == [FAST]
+    assert not is_plain(pipe)
+    assert lab.export(tmp_path / "tuned.ait").startswith("sha256:")
+    with pytest.raises(TargetError, match="paused or was cancelled"):
+        lab.apply_best()

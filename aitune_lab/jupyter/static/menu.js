@@ -27,7 +27,7 @@ export function openMenu(host, anchor, about, asked, on) {
 
   const wait = element("div", { class: "ait-menu-note ait-menu-wait" }, "Asking for its candidates …");
   const automatic = item("Automatic", "the fastest candidate that is right", about.rule === "auto", () => choose({ op: "unpin", path: about.path }));
-  const leave = item("Leave alone", "run the original, tune nothing here", about.rule === "leave", () => choose({ op: "leave", path: about.path }));
+  const leave = item("Leave alone (eager)", "run the original, tune nothing here", about.rule === "leave", () => choose({ op: "leave", path: about.path }));
   body.append(automatic, wait, element("div", { class: "ait-menu-line", role: "separator" }), leave);
   const busy = setTimeout(() => {
     wait.textContent = "The kernel is busy: they come when the running cell has ended.";
