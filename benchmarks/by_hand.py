@@ -207,6 +207,8 @@ def tuned(model: nn.Module, inputs: Sequence[Inputs], seconds: float) -> tuple[C
 
     plan = ait.Plan(limits=ait.Limits(max_seconds=seconds))
     result = ait.tune(model, list(inputs), plan=plan, store=None, progress=False)
+    for choice in result.choices:
+        print(f"{choice.path or '(model)'}: {choice.reason}", file=sys.stderr)
     picks = sorted({choice.candidate.label for choice in result.choices})
     return lambda inputs: model(*inputs), ", ".join(picks)
 
