@@ -250,7 +250,8 @@ def _resolved(tried: Mapping[Key, _Tried], mix: Mix) -> dict[Key, Candidate]:
         keys = [key for key in tried if name in (key, key[0])]
         if not keys:
             known = sorted({key[0] for key in tried})
-            raise PlanError(f"a mix can name what the run tried, {known[:20]}, but got {name!r}")
+            itself = "; '' is the target itself, (model) in a magic" if "" in known else ""
+            raise PlanError(f"a mix can name what the run tried, {known[:20]}, but got {name!r}{itself}")
         for key in keys:
             candidate = _candidate(tried[key], wish)
             if candidate is not None:
