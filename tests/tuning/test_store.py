@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from aitune_lab import Plan, Rule, Tolerance
-from aitune_lab.backends.base import BuildJob, Executable
+from aitune_lab.backends import registry
+from aitune_lab.backends.base import Availability, BuildJob, Executable
 from aitune_lab.errors import PlanError
 from aitune_lab.measure.benchmark import Timing
 from aitune_lab.runtime.installed import stats
@@ -270,6 +271,34 @@ def test_failures_are_remembered_until_a_retry() -> None:
     assert tune(layer(), REFUSED, FAILING, retry=True).counts == Counts(builds=1, reused=1)
 
 
+def test_another_version_of_this_package_or_of_the_backends_library_builds_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert tune(mlp(), QUICK).counts.builds == 1
+    with monkeypatch.context() as patched:
+        patched.setattr("aitune_lab.tuning.keys.__version__", "999.0")
+        assert tune(mlp(), QUICK).counts.builds == 1
+    with monkeypatch.context() as patched:
+        newer = Availability(True, versions={"scripted": "999.0"})
+        patched.setattr(ScriptedBackend, "available", classmethod(lambda cls: newer))
+        assert tune(mlp(), QUICK).counts.builds == 1
+    assert tune(mlp(), QUICK).counts.builds == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "libraries"),
+    [
+        ("openvino", {"openvino"}),
+        ("inductor_aot", {"torch"}),
+        ("inductor", {"torch"}),
+        ("onnxruntime", {"onnxruntime", "onnx", "onnxscript"}),
+        ("torchao", {"torchao", "torch"}),
+    ],
+)
+def test_backends_name_the_versions_that_their_artifacts_depend_on(name: str, libraries: set[str]) -> None:
+    assert set(registry.get(name).available().versions) >= libraries
+
+
 def test_a_damaged_artifact_is_built_again(fresh_cache: Path) -> None:
     tune(mlp(), QUICK)
     (file,) = (fresh_cache / "artifacts").glob("*/files/scripted.txt")
@@ -298,8 +327,6 @@ class Moody(ScriptedBackend):
 
 @pytest.fixture
 def moody() -> Iterator[Candidate]:
-    from aitune_lab.backends import registry
-
     registry.register(Moody)
     Moody.answer, Moody.builds_right = "ok", True
     yield Moody(latency_ms=0.5).candidate()
