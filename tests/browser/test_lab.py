@@ -264,3 +264,21 @@ def test_the_magics(lab_page: Callable[..., Any]) -> None:
     assert "encoder" in lab.output(1).locator("table").first.text_content()
     assert "%aitune tune pipe.encoder" in lab.output(2).text_content()
     assert "--accept-error" in lab.output(3).text_content()
+
+
+@pytest.mark.browser
+def test_the_copy_stays_when_the_kernel_is_shut_down_with_a_live_lab(lab_page: Callable[..., Any]) -> None:
+    """Nobody closed the Lab: when the kernel ends, tables and pictures take the place of its page."""
+    journey = Journey(lab_page, SHOW, "lab.run();")
+    journey.lab.run(2)
+    journey.root.locator('.aitl-status[data-tone="good"]').wait_for(timeout=LONG)
+    journey.lab.command("kernelmenu:shutdown")
+    journey.root.wait_for(state="detached", timeout=LONG)
+    output = journey.lab.output(1)
+    output.locator("table").first.wait_for()
+    journey.lab.save()
+    again = lab_page(journey.lab.path, kernel=False)
+    output = again.output(1)
+    output.locator("table").first.wait_for(timeout=LONG)
+    assert "encoder" in output.text_content()
+    assert "model not found" not in output.text_content()

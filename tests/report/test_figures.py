@@ -99,6 +99,7 @@ def test_every_figure_of_every_run(run: str, name: str, theme: Any) -> None:
     assert layout.paper_bgcolor == layout.plot_bgcolor == "rgba(0,0,0,0)"
     assert layout.font.color == THEMES[theme].ink
     assert layout.uirevision
+    assert "sendChartToCloud" in layout.modebar.remove
     assert subtitle(drawn)
     assert len(texts(drawn)) < 40_000
 

@@ -99,6 +99,8 @@ def figure(
         },
         margin={"t": top, "r": 24, "b": 48, "l": 16},
         height=top + height + 48,
+        # Figures are for this machine: no button that uploads them, whichever renderer draws them.
+        modebar={"remove": ["sendChartToCloud"]},
         hoverlabel={"align": "left", "font": {"family": FONT, "size": 12}},
         uirevision=label(revision),
         showlegend=legend,
