@@ -34,8 +34,10 @@ else:
 CASES = Path(__file__).parent.parent / "cases"
 NAMES = sorted(p.stem for p in CASES.glob("[0-9]*.py"))
 EXPORT_NAMES = sorted(p.stem for p in (CASES / "export").glob("g*.py"))
-EIGHT_BIT_ERRORS = {"torchao": 0.05}
-"""Relative L2 errors allowed to backends that compute in 8 bits."""
+EIGHT_BIT_ERRORS = {"torchao": 0.05, "onnxruntime_int8": 0.05}
+"""Relative L2 errors allowed to what computes in 8 bits."""
+LABELS = {"onnxruntime_int8": "onnxruntime[quantization=int8dyn]"}
+"""Candidates that have a row of their own, beside their backend's plain one."""
 
 
 @dataclass
@@ -109,9 +111,11 @@ def run_case(name: str, backend: str) -> Outcome:
     target, inputs, notes = make()
     outcome = Outcome(name, "eager")
     lossy = EIGHT_BIT_ERRORS.get(backend)
-    plan = Plan(strategy=OneBackendStrategy(backend).config(), tolerance=Tolerance(max_relative_error=lossy))
+    candidate = candidate_of_label(LABELS.get(backend, backend))
+    strategy = OneBackendStrategy(candidate.backend, **(dict(candidate.options) if backend in LABELS else {}))
+    plan = Plan(strategy=strategy.config(), tolerance=Tolerance(max_relative_error=lossy))
     # Of a backend whose forms are all in 8 bits the plain one is tried, by name.
-    options = TuneOptions(meter=instant, backends=(candidate_of_label(backend),) if lossy else None)
+    options = TuneOptions(meter=instant, backends=(candidate,) if lossy else None)
     tuner = make_tuner(target, inputs, plan, options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AituneWarning)
