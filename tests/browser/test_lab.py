@@ -107,7 +107,9 @@ def test_the_five_steps(lab_page: Callable[..., Any], tmp_path: Path) -> None:
     journey.says("mix 1: encoder with eager")
     journey.says("unknown until measured")
     journey.press("whatif_measure")
-    root.locator('[data-column="measured"]', has_text="to").nth(0).wait_for(timeout=LONG)
+    # On a very busy machine passes may be too slow to be timed; outputs are compared in any case.
+    measured = root.locator("tr", has_text="mix 1").locator("[data-column=error]", has_text="relative L2")
+    measured.first.wait_for(timeout=LONG)
     journey.shot("compare")
     journey.step("export")
     root.locator("[data-field=path]").first.fill(str(ait_file))
