@@ -364,3 +364,10 @@ def test_untrusted_names_do_not_steer_the_terminal() -> None:
     )
     assert "a\\x1b[31mb" in file.getvalue()
     assert "[bold]\\x07" in file.getvalue()
+
+
+def test_python_runs_the_package_as_the_command() -> None:
+    command = [sys.executable, "-m", "aitune_lab", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "tune" in done.stdout

@@ -191,6 +191,18 @@ def test_tolerance_and_limits_are_kept() -> None:
     assert space["plan"] == plan
 
 
+def test_what_is_left_alone_stays_so_and_hides_no_pin() -> None:
+    pin = Rule("left", "pin", candidates({"latency_ms": 0.2})[0])
+    plan = Plan((Rule("norm", "leave"), pin, Rule("re:.*", "leave")))
+    chosen = Choice("left", "forward", "s", pin.candidate, None, "because", pinned=True)
+    code = as_code(runs.state(plan=plan, choices=(chosen,)))
+    space: dict[str, Any] = {}
+    exec(code.partition("ait.wrap")[0], space)
+    rules = space["plan"].rules
+    assert rules == plan.rules
+    assert space["plan"].rule_for("left") == pin
+
+
 @pytest.mark.parametrize("name", ["my model", "class", "a;b", "", "x."])
 def test_names_must_be_names(name: str) -> None:
     with pytest.raises(ait.PlanError, match="must be a name in Python"):
