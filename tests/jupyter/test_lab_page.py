@@ -264,3 +264,25 @@ def test_a_lab_that_was_replaced_closes_when_its_page_has_gone(make_lab: Any, wi
     while view.comm is not None and time.monotonic() < end:
         time.sleep(0.01)
     assert view.comm is None
+
+
+def test_the_page_says_what_a_cancel_waits_for_and_offers_the_best_so_far(
+    make_lab: Any, wired: Any, gate: Gate
+) -> None:
+    lab = make_lab(FAST, WaitingBackend())
+    wire = wired(lab)
+    lab.tune()
+    assert gate.reached.wait(60)
+    assert wire.ask("cancel")["ok"]
+    wire.page.flush(30)
+    assert "cancelling, which waits for: waiting on encoder: building" in wire.section("tune")
+    assert '"cancelling"' in wire.section("head")
+    gate.go.set()
+    lab._worker.join(60)
+    wire.page.flush(30)
+    assert "Use the best so far" in wire.section("tune")
+    assert wire.ask("apply")["ok"]
+    lab._worker.join(60)
+    wire.page.flush(30)
+    assert "cancelled; the best so far is installed" in wire.section("head")
+    assert "Cancelled, with the best so far installed: encoder runs faster" in wire.section("tune")
