@@ -82,7 +82,6 @@ class Journey:
         self.lab.shot(f"lab-{name}", self.root)
 
 
-@pytest.mark.browser
 def test_the_five_steps(lab_page: Callable[..., Any], tmp_path: Path) -> None:
     """One journey for every run of the tests: all steps clicked, exported, and finished as a static copy."""
     ait_file = tmp_path / "tuned.ait"
