@@ -218,12 +218,27 @@ def _break_notes(breaks: dict[str, int]) -> list[str]:
     return [f"graph breaks: {'; '.join(reasons[:3])}" + ("; …" if len(reasons) > 3 else "")]
 
 
+class _GraphCompiler:
+    """Compiles Dynamo's graphs and counts them. Torch keeps each backend for good, so this holds no module."""
+
+    def __init__(self, mode: str | None) -> None:
+        self.patches = _mode_options(mode)
+        self.graphs = 0
+
+    def compile(self, graph: Any, inputs: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        self.graphs += 1
+        ranges = index_ranges_of_torch(graph.graph)
+        compiled = compile_fx(graph, inputs, config_patches=self.patches)
+        return checking(compiled, ranges) if ranges else compiled
+
+
 class _Compiled:
     """One candidate's own code objects, what is compiled for them, and the calls that nothing covered."""
 
     def __init__(self, job: BuildJob, config: TorchInductorJitConfig) -> None:
         self.job = job
-        self.graphs = 0
         self.missed = itertools.count()
         self.missed_reads = 0
         self.original: Callable[..., Any] = job.original
@@ -232,19 +247,15 @@ class _Compiled:
         # With the name of a real file: some versions of torch compile a frame of their own around what has no source.
         exec(compile(_WRAPPER.format(number=next(_numbers)), __file__, "exec"), namespace)
         self.wrapper = namespace["make"](self.own, torch.compiler.is_dynamo_compiling, _MISSED)
-        self.patches = _mode_options(config.mode)
+        self.compiler = _GraphCompiler(config.mode)
         fullgraph = config.fullgraph or config.freezing
-        self.compiling = torch.compile(self.wrapper, backend=self._compile, fullgraph=fullgraph)
+        self.compiling = torch.compile(self.wrapper, backend=self.compiler.compile, fullgraph=fullgraph)
         self.include, self.exclude = _dispatch_keys(job.signature)
         self.call = self._caller()
 
-    def _compile(self, graph: Any, inputs: Any) -> Any:
-        from torch._inductor.compile_fx import compile_fx
-
-        self.graphs += 1
-        ranges = index_ranges_of_torch(graph.graph)
-        compiled = compile_fx(graph, inputs, config_patches=self.patches)
-        return checking(compiled, ranges) if ranges else compiled
+    @property
+    def graphs(self) -> int:
+        return self.compiler.graphs
 
     def _caller(self) -> Callable[..., Any]:
         """Runs what is compiled and compiles nothing (Dynamo's run-only mode).

@@ -39,6 +39,8 @@ class Connection:
         self.is_ready = False
         token = f"{os.getpid()}-{os.urandom(8).hex()}"
         environment = {**os.environ, _MARK: token, "TORCH_WARM_POOL": "0", "OPENBLAS_NUM_THREADS": "1"}
+        # Importing compilers asks whether there is a GPU. Asked of the CUDA runtime, no fork could use one any more.
+        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         with guarded(), theirs, self.log.open("wb") as log:

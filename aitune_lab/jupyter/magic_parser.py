@@ -122,7 +122,12 @@ def make_parser() -> argparse.ArgumentParser:
     compare.add_argument("mix", nargs="*", help="names of mixes, to see them side by side")
     whatif = word("whatif")
     _target(whatif)
-    whatif.add_argument("mix", nargs="+", metavar="PATH=CANDIDATE", help="what runs which module, (model) being the target itself; others stay eager")
+    whatif.add_argument(
+        "mix",
+        nargs="+",
+        metavar="PATH=CANDIDATE",
+        help="what runs which module, (model) being the target itself; others stay eager",
+    )
     whatif.add_argument("--name", help="of the mix")
     whatif.add_argument("--measure", action="store_true", help="build and measure it too")
     export = word("export")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -264,7 +265,9 @@ def _profiler() -> Any:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_initialized():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    return torch.profiler.profile(activities=activities)
+    # Some versions of torch warn that events of earlier cycles are dropped, though there is one cycle only.
+    keeping = {"acc_events": True} if "acc_events" in signature(torch.profiler.profile.__init__).parameters else {}
+    return torch.profiler.profile(activities=activities, **keeping)  # type: ignore[arg-type]
 
 
 @contextmanager

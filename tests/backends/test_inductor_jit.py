@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,16 @@ def test_weights_are_read_live(plain):
         module.load_state_dict({k: v * 2 for k, v in module.state_dict().items()}, assign=True)
         torch.testing.assert_close(executable.call(x), job.original(x))
     assert executable.uncovered() == before
+
+
+def test_nothing_holds_the_module_of_a_closed_candidate(tmp_path):
+    module = nn.Linear(4, 4)
+    executable, job = build(module, [torch.randn(2, 4)], tmp_path)
+    held = weakref.ref(module)
+    executable.close()
+    del module, executable, job
+    gc.collect()
+    assert held() is None
 
 
 def test_freezing_bakes_the_weights_of_its_own_candidate(tmp_path):

@@ -84,11 +84,13 @@ def test_inductor_compiles_in_the_child_and_finds_it_here(candidate: Candidate, 
     from torch._dynamo.utils import counters
 
     module = on_gpu(Chain(4))
-    before = counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"]
+    counters.clear()
     made = children.build(job_of(module, random(4, DIM), candidate=candidate))
     assert made.isolated
-    assert counters["inductor"]["fxgraph_cache_hit"] > before[0]
-    assert counters["inductor"]["fxgraph_cache_miss"] == before[1]
+    # Torch keeps Inductor's graphs by themselves or within those of AOTAutograd, depending on its version.
+    found = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    assert found > 0, dict(counters)
+    assert counters["inductor"]["fxgraph_cache_miss"] == 0, dict(counters)
     x = random(4, DIM)
     torch.testing.assert_close(made.executable.call(x)[0], module(x), rtol=2e-2, atol=2e-2)
     made.executable.close()

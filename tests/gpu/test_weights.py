@@ -56,9 +56,10 @@ def test_moved_weights_run_the_original_at_the_next_call(change: str) -> None:
     x = random(4, DIM)
     assert torch.equal(quiet(module, x), Chain.forward(module, x))
     assert stats(module).dispatched == 1
-    assert refresh(module)
+    again = change != "new submodule"  # what was put in may compute anything: only tuning again looks at it
+    assert refresh(module) is again
     assert torch.equal(quiet(module, x), Chain.forward(module, x))
-    assert stats(module).dispatched == 2
+    assert stats(module).dispatched == (2 if again else 1)
 
 
 @pytest.mark.parametrize("which", ["module", "submodule"])
