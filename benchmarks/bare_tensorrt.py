@@ -8,6 +8,7 @@ are those of `gpu.py`. It runs in one captured CUDA graph.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -82,13 +83,19 @@ def build_aside(name: str, folder: Path, timings: Path) -> tuple[Path, str]:
 
 
 def graph(plan: Path, args: Sequence[torch.Tensor]) -> Callable[[], Any]:
-    """A call that copies the arguments into a captured graph of the engine and replays it."""
+    """A call that copies the arguments into a captured graph of the engine and replays it.
+
+    The engine's inputs are called by the number of the argument: `in0`, or `input_0` as in engines of aitune_lab.
+    """
     import tensorrt as trt
 
     runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
     engine = runtime.deserialize_cuda_engine(plan.read_bytes())
     context = engine.create_execution_context()
-    statics = {f"in{i}": t.clone() for i, t in enumerate(args)}
+    names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+    inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
+    given = {name: args[int(re.sub(r"\D", "", name))] for name in inputs}
+    statics = {name: tensor.clone() for name, tensor in given.items()}
     dtypes = {
         trt.float16: torch.float16,
         trt.float32: torch.float32,
@@ -96,8 +103,7 @@ def graph(plan: Path, args: Sequence[torch.Tensor]) -> Callable[[], Any]:
         trt.int64: torch.int64,
     }
     outputs = []
-    for i in range(engine.num_io_tensors):
-        name = engine.get_tensor_name(i)
+    for name in names:
         tensor = statics.get(name)
         if tensor is None:
             tensor = torch.empty(
@@ -117,8 +123,8 @@ def graph(plan: Path, args: Sequence[torch.Tensor]) -> Callable[[], Any]:
 
     def call() -> Any:
         assert kept
-        for static, given in zip(statics.values(), args, strict=True):
-            static.copy_(given)
+        for name, static in statics.items():
+            static.copy_(given[name])
         captured.replay()
         return outputs
 

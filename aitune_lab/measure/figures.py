@@ -202,7 +202,7 @@ def take_figures(
     """
     device, scale = eager.device, yardstick.scale
     bound = bound_over_rms * yardstick.rms
-    sums = torch.zeros(8, dtype=torch.float64)
+    sums = torch.zeros(8, dtype=torch.float64, device="cpu")  # a default device may be set
     max_absolute = max_relative = 0.0
     worst, worst_error, offset = 0, -1.0, 0
     stride = (eager.numel() // _KEPT_FOR_PERCENTILE) | 1  # odd, so that it doesn't fall in step with channels
@@ -245,7 +245,7 @@ def take_figures(
         count=eager.numel(),
         max_absolute=max_absolute / scale,
         sum_absolute=sum_absolute / scale,
-        kept_absolute=torch.cat(kept) / scale if kept else torch.zeros(0, dtype=torch.float64),
+        kept_absolute=torch.cat(kept) / scale if kept else torch.zeros(0, dtype=torch.float64, device="cpu"),
         max_relative=max_relative,
         sum_relative=sum_relative,
         nonzero=int(nonzero),

@@ -193,7 +193,7 @@ def _judge_integers(
 def _difference(found: Findings, figures: Sequence[Figures], error_class: ErrorClass) -> LeafDifference:
     """The figures of all calls together: means and shares over all elements, everything else of the worst call."""
     elements = max(1, sum(f.count for f in figures))
-    kept = torch.cat([f.kept_absolute for f in figures]) if figures else torch.zeros(0)
+    kept = torch.cat([f.kept_absolute for f in figures]) if figures else torch.zeros(0, device="cpu")
     return LeafDifference(
         path=found.path,
         error_class=error_class,

@@ -64,7 +64,8 @@ def shared() -> Path:
 
 
 def made(module: nn.Module, *calls: Any, graph: bool = False, declared: Any = None, **options: Any) -> Executable:
-    candidate = replace(TensorRTBackend(**options).candidate(), cuda_graph=graph)
+    quick = {"optimization_level": 0, **options}  # builds in a few seconds, and is as right
+    candidate = replace(TensorRTBackend(**quick).candidate(), cuda_graph=graph)
     return build(replace(job_of(module, *calls, candidate=candidate, declared=declared), shared=shared()))
 
 
@@ -461,9 +462,9 @@ def on_the_card() -> Any:
 
 @pytest.mark.usefixtures("on_the_card")
 class TestContract(BackendContract):
-    backend = TensorRTBackend(static_engines=1)
+    backend = TensorRTBackend(static_engines=1, optimization_level=0)
 
 
 @pytest.mark.usefixtures("on_the_card")
 class TestRefittable(BackendContract):
-    backend = TensorRTBackend(static_engines=0, refittable=True)
+    backend = TensorRTBackend(static_engines=0, refittable=True, optimization_level=0)

@@ -110,7 +110,7 @@ def version(module: ModuleType) -> tuple[int, ...]:
 def available(flavor: Flavor) -> Availability:
     """Whether engines of this flavor can be built and run on this machine's first GPU."""
     installed = importlib.util.find_spec(flavor.module) is not None
-    cards = gpus() if installed else ()
+    cards = gpus()
     if installed and not cards:
         # Its libraries are large, and of no use without a card: nothing is imported.
         return Availability(False, "no NVIDIA driver or GPU was found", "install the NVIDIA driver")
@@ -127,6 +127,8 @@ def available(flavor: Flavor) -> Availability:
             flavor.install,
             versions,
         )
+    if not cards:
+        return Availability(False, "no NVIDIA driver or GPU was found", "install the NVIDIA driver", versions)
     capability = capability_of(cards[0].compute_capability)
     unfit = why_unfit(flavor, capability, cards[0].name)
     if unfit:
