@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -105,9 +106,11 @@ def check_setting(name: str, value: Any, place: str = "") -> None:
             raise PlanError(f"{place}{name} must be one of {list(_ONE_OF[name])}, but got {value!r}")
         return
     kind = int if name in _WHOLE else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not (value >= 0 or name == "min_snr_db"):
+    least = -math.inf if name == "min_snr_db" else 0
+    if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:  # also NaN
         what = "whole number" if name in _WHOLE else "number"
-        raise PlanError(f"{place}{name} must be a {what} of at least 0, but got {value!r}")
+        bound = "" if name == "min_snr_db" else " of at least 0"
+        raise PlanError(f"{place}{name} must be a {what}{bound}, but got {value!r}")
     if name == "min_agreement" and value > 1:
         raise PlanError(f"{place}{name} must be a share of at most 1, but got {value!r}")
 
