@@ -5,31 +5,24 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from ..errors import DataError, PlanError
-from ..report.text import Column, clean, render_table
 from ..schema import to_data
 from ..store.home import cache_dir
-from ..tuning.run_report import load_report
-from ..tuning.runs import RunSummary, earlier_runs
-from ..tuning.strategies.words import counted, times
 from .output import say
 
-_COLUMNS = (
-    Column("started", "started (UTC)"),
-    Column("status", "status"),
-    Column("target", "target"),
-    Column("seconds", "s", right=True),
-    Column("trials", "trials", right=True),
-    Column("speedup", "end to end", right=True),
-    Column("chosen", "chosen"),
-    Column("journal", "journal"),
-)
+if TYPE_CHECKING:
+    from ..tuning.runs import RunSummary
+
 _SHOWN_CHOICES = 2
 
 
 def list_runs(options: argparse.Namespace) -> int:
     """Print the runs that the store knows, the latest first, or what one of them came to."""
+    from ..tuning.run_report import load_report
+    from ..tuning.runs import earlier_runs
+
     if options.journal is not None:
         try:
             report = load_report(options.journal)
@@ -43,12 +36,27 @@ def list_runs(options: argparse.Namespace) -> int:
 
 
 def _table(runs: Sequence[RunSummary], store: str | None) -> str:
+    from ..report.text import Column, render_table
+
     if not runs:
         return f"no runs are known in {store or cache_dir()}"
-    return render_table(_COLUMNS, [_row(run) for run in runs])
+    columns = (
+        Column("started", "started (UTC)"),
+        Column("status", "status"),
+        Column("target", "target"),
+        Column("seconds", "s", right=True),
+        Column("trials", "trials", right=True),
+        Column("speedup", "end to end", right=True),
+        Column("chosen", "chosen"),
+        Column("journal", "journal"),
+    )
+    return render_table(columns, [_row(run) for run in runs])
 
 
 def _row(run: RunSummary) -> dict[str, str]:
+    from ..report.text import clean
+    from ..tuning.strategies.words import counted, times
+
     more = len(run.chosen) - _SHOWN_CHOICES
     chosen = ", ".join(run.chosen[:_SHOWN_CHOICES]) + (f" and {counted(more, 'other')}" if more > 0 else "")
     return {

@@ -97,7 +97,7 @@ def test_help_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixtu
         main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert "{demo,inspect,tune,bisect,show,cache,doctor}" in text
+    assert "{demo,inspect,tune,bisect,show,runs,cache,doctor}" in text
     assert EXIT_CODES.split(";")[0] in text
     for name in ("demo", "inspect", "tune", "show", "doctor"):
         with pytest.raises(SystemExit):
