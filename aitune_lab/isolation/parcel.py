@@ -80,6 +80,7 @@ class Outbox:
             "backend": backend if is_third_party(backend) else None,
             "dtype": torch.get_default_dtype(),
             "matmul": torch.get_float32_matmul_precision(),
+            "cuda_matmul": {name: getattr(torch.backends.cuda.matmul, name) for name in _cuda_matmul_settings()},
             "deterministic": (
                 torch.are_deterministic_algorithms_enabled(),
                 torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -252,7 +253,12 @@ def unpack(paths: Sequence[str]) -> BuildJob:
     """The job of `Outbox.pack`, in the process that it was sent to; its backend is known there afterwards."""
     rest = _load(paths[2])
     torch.set_default_dtype(rest["dtype"])
-    torch.set_float32_matmul_precision(rest["matmul"])
+    # Compilers' caches go by these, and setting even what is set turns "none" into "ieee": nothing would be found again.
+    if torch.get_float32_matmul_precision() != rest["matmul"]:
+        torch.set_float32_matmul_precision(rest["matmul"])
+    for name, value in rest["cuda_matmul"].items():
+        if getattr(torch.backends.cuda.matmul, name) != value:
+            setattr(torch.backends.cuda.matmul, name, value)
     if rest["deterministic"][0]:  # asking for less would import the compiler
         torch.use_deterministic_algorithms(True, warn_only=rest["deterministic"][1])
     torch.set_num_threads(rest["fields"]["threads"])
@@ -266,6 +272,12 @@ def unpack(paths: Sequence[str]) -> BuildJob:
     original = original_method(module, signature.method)
     form = CallForm(original)
     return BuildJob(module=module, original=original, form=form, signature=signature, samples=samples, **rest["fields"])
+
+
+def _cuda_matmul_settings() -> list[str]:
+    """Names of torch's settings of matrix products on CUDA, the same in every process; `fp32_precision` is from 2.9 on."""
+    names = "fp32_precision", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"
+    return [name for name in names if hasattr(torch.backends.cuda.matmul, name)]
 
 
 def _stand_in_for_modules(module: torch.nn.Module) -> None:

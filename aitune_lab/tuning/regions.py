@@ -134,7 +134,7 @@ class Clock:
         installed = item.installed.dispatch.call if item.installed is not None else original
         path = unit_path(item.path, item.method)
         mark = f"{_MARK}{path}"
-        on_cuda = any(p.is_cuda for p in item.module.parameters())
+        devices = _cuda_devices(item.module)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             run = installed if self.tuned else original
@@ -148,13 +148,11 @@ class Clock:
                 with record_function(mark):
                     return run(*args, **kwargs)
             self._stack.append(0.0)
-            if on_cuda:
-                torch.cuda.synchronize()
+            _synchronize(devices)
             start = time.perf_counter()
             try:
                 result = run(*args, **kwargs)
-                if on_cuda:
-                    torch.cuda.synchronize()
+                _synchronize(devices)
                 return result
             finally:
                 seconds = time.perf_counter() - start
@@ -198,11 +196,14 @@ class Runner:
 
     def _pass(self, run: Run, spent: Spent | None) -> None:
         self.clock.tuned, self.clock.spent = run == "tuned", spent
+        devices = {device for item in self.clock.watched for device in _cuda_devices(item.module)}
+        if torch.cuda.is_initialized():
+            devices.add(torch.device("cuda", torch.cuda.current_device()))
         try:
             for item in self.understood.fresh_items():
                 start = time.perf_counter()
                 run_item(self.target, self.function, item.args, item.kwargs)
-                _synchronize()
+                _synchronize(devices)
                 if spent is not None:
                     spent.whole += time.perf_counter() - start
         finally:
@@ -283,6 +284,11 @@ def _quiet() -> Iterator[None]:
             del os.environ[name]
 
 
-def _synchronize() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+def _cuda_devices(module: torch.nn.Module) -> set[torch.device]:
+    """Where a module's weights lie on CUDA: seldom anywhere but on the current device."""
+    return {p.device for p in module.parameters() if p.is_cuda}
+
+
+def _synchronize(devices: Iterable[torch.device]) -> None:
+    for device in devices:
+        torch.cuda.synchronize(device)

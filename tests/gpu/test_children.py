@@ -208,6 +208,16 @@ def used():
     return (total - free) >> 20
 
 
+def held():  # memory that torch has reserved, by pool and stream: what to look at if it grows
+    found = {}
+    for segment in torch.cuda.memory_snapshot():
+        place = tuple(segment.get("segment_pool_id", ())), segment["stream"]
+        reserved, active = found.get(place, (0, 0))
+        found[place] = reserved + (segment["total_size"] >> 10), active + (segment["active_size"] >> 10)
+    tensors = sum(isinstance(x, torch.Tensor) and x.is_cuda for x in gc.get_objects())
+    return tensors, [f"pool {p} stream {s}: {r} KiB, {a} in use" for (p, s), (r, a) in found.items()]
+
+
 def once(isolation):
     module = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))).eval().cuda()
     data = [torch.randn(4096, 512, device="cuda") for _ in range(2)]
@@ -224,6 +234,7 @@ def once(isolation):
 for number in range(3):
     said = once(sys.argv[1])
     print("used", used(), said, flush=True)
+    print("held", *held(), flush=True)
 """
 
 

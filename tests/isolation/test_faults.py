@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,20 @@ def test_what_works_is_loaded_here(children: Children, net: nn.Module, empty: Pa
         torch.testing.assert_close(made.executable.call(X), net(X))
     assert (empty / "artifact").read_text() == "the original"
     assert helper_tree(children) == []
+
+
+def test_what_a_child_compiled_is_found_here(children: Children, net: nn.Module, empty: Path) -> None:
+    from torch._dynamo.utils import counters
+
+    job = replace(job_for(net, empty, Candidate("inductor"), X), threads=torch.get_num_threads())
+    counters.clear()
+    made = children.build(job)
+    assert made.isolated
+    # Torch keeps Inductor's graphs by themselves or within those of AOTAutograd, depending on its version.
+    found = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    missed = counters["inductor"]["fxgraph_cache_miss"] + counters["aot_autograd"]["autograd_cache_miss"]
+    made.executable.close()
+    assert (found > 0, missed) == (True, 0), dict(counters)
 
 
 def test_refusal_stays_one(children: Children, net: nn.Module, empty: Path) -> None:

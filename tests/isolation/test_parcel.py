@@ -65,6 +65,28 @@ def test_tied_and_viewed_weights_stay_so(outbox: Outbox, empty: Path) -> None:
     assert torch.equal(got(X), job.module(X))
 
 
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_settings_of_matrix_products_are_the_same_there(outbox: Outbox, empty: Path, precision: str) -> None:
+    matmul = torch.backends.cuda.matmul
+
+    def settings() -> tuple[Any, ...]:
+        sums = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
+        return torch.get_float32_matmul_precision(), getattr(matmul, "fp32_precision", None), *sums
+
+    untouched = settings()
+    packed = outbox.pack(job_for(Tied(), empty, faulty(), X))
+    try:
+        torch.set_float32_matmul_precision(precision)  # what an earlier job left in a process that is used again
+        matmul.allow_bf16_reduced_precision_reduction = False
+        unpack(packed)
+        assert settings() == untouched
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction = untouched[3]
+        torch.set_float32_matmul_precision(untouched[0])
+        if hasattr(matmul, "fp32_precision"):
+            matmul.fp32_precision = untouched[1]
+
+
 def test_written_once_for_all_candidates(outbox: Outbox, empty: Path) -> None:
     net = Tied().eval()
     job = job_for(net, empty, Candidate("onnxruntime"), X)
