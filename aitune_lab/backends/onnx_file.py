@@ -43,7 +43,8 @@ def write_onnx(
         path: the file; weights beyond 1.5 GB stand beside it.
         opset: ONNX opset to export to; None takes the exporter's default.
         fold_integers: compute what follows from integer constants alone (axes, shapes), as some parsers want to see
-            such numbers in the file. Floating-point constants stay as they are.
+            such numbers in the file. Of floating-point constants only what is cast or laid out anew is computed: a
+            convolution's absent bias, written as zeros that are cast and expanded, keeps builders from fusing it.
         metadata: texts that the file keeps, by name.
     """
     import warnings
@@ -86,6 +87,10 @@ def _translations() -> dict[Any, Any]:
     return {torch.ops.aten.div.Tensor_mode: div_mode}
 
 
+_EXACT = frozenset({"Cast", "Constant", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators that give the same floating-point numbers wherever they are computed."""
+
+
 def _fold_integers(model: Any) -> None:
     import onnxscript.optimizer
 
@@ -93,7 +98,7 @@ def _fold_integers(model: Any) -> None:
         """None leaves it to the default rules; False keeps the node."""
         values = [*node.inputs, *node.outputs]
         floating = any(v is not None and v.dtype is not None and v.dtype.is_floating_point() for v in values)
-        return False if floating else None
+        return False if floating and node.op_type not in _EXACT else None
 
     onnxscript.optimizer.fold_constants(model, should_fold=of_integers)
     onnxscript.optimizer.remove_unused_nodes(model)

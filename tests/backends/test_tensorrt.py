@@ -172,6 +172,30 @@ def exported(tmp_path_factory):
     return job, folder / "model.onnx"
 
 
+class WithoutBias(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(x)) + 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_parameters_of_a_convolution_stand_in_the_file(tmp_path, dtype):
+    import onnx
+
+    items = [torch.randn(2, 3, 8, 8, dtype=dtype)]
+    (job,) = jobs(WithoutBias().eval().to(dtype), items, TensorRTRTXBackend(), tmp_path)
+    program, _ = export_program(job)
+    write_onnx(program, tmp_path / "model.onnx", fold_integers=True)
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    held = {value.name for value in graph.initializer}
+    (conv,) = [node for node in graph.node if node.op_type == "Conv"]
+    assert held.issuperset(conv.input[1:])  # a builder fuses only what it knows
+    assert [node.op_type for node in graph.node if node.op_type in ("Expand", "Add")] == ["Add"]  # `+ 1e-9` stays
+
+
 def quiet(phase: str, fraction: float | None) -> None:
     return None
 

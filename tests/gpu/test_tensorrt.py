@@ -208,8 +208,9 @@ def test_an_output_whose_shape_depends_on_values_is_allocated_while_it_runs(tmp_
         with torch.cuda.stream(torch.cuda.Stream()):
             assert engine([torch.zeros_like(x)])[0].shape == (2, 0)
     graph = torch.cuda.CUDAGraph()
-    with pytest.raises(Refused, match="depends on values"), torch.cuda.graph(graph):
-        engine([x])
+    with pytest.warns(UserWarning, match="graph is empty|Graph is empty"), torch.cuda.graph(graph):
+        with pytest.raises(Refused, match="depends on values"):
+            engine([x])
 
 
 def test_an_input_that_decides_over_a_shape_is_read_on_the_host(tmp_path: Path) -> None:

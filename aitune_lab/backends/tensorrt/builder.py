@@ -158,8 +158,8 @@ def build_plan(
         config: options.
         progress: called with a phase and the fraction done, ten times a second at most; what it raises cancels the build
             (TensorRT may take some seconds to heed that) and is raised here.
-        timing_cache: file that remembers how fast kernels are on this card: a build with it takes a tenth of the time.
-            It may be shared by processes; None does without.
+        timing_cache: file that remembers how fast kernels are on this card, so that they aren't timed again. It may be
+            shared by processes; None does without.
         values: gives, by the number of an input that decides over shapes, its values in each recorded call, as flat lists.
 
     Raises:
