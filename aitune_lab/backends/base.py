@@ -191,3 +191,7 @@ class Backend(ABC):
     def load(self, job: BuildJob) -> Executable:
         """Load what `build` left in `job.folder`; `job.samples` may be empty."""
         return self.build(job)
+
+    @classmethod  # noqa: B027 - most keep nothing
+    def release(cls) -> None:
+        """Free what builds of a process keep for the next one; called when a run ends."""

@@ -22,6 +22,8 @@ _BUILTIN = {
     "tensorrt_rtx": "tensorrt:TensorRTRTXBackend",
 }
 _registered: dict[str, type[Backend]] = {}
+_used: dict[str, type[Backend]] = {}
+"""Those that may have built something since the last `release`."""
 
 
 def register(backend: type[Backend]) -> type[Backend]:
@@ -70,7 +72,17 @@ def unknown(name: str, known: Collection[str]) -> str:
 
 def of(candidate: Candidate) -> Backend:
     """The backend instance that builds a candidate. Raises PlanError for unknown names and options."""
-    return get(candidate.backend).of(candidate)
+    backend = get(candidate.backend)
+    _used[backend.name] = backend
+    return backend.of(candidate)
+
+
+def release() -> None:
+    """Free what the builds of this process keep for the next one."""
+    used = list(_used.values())
+    _used.clear()
+    for backend in used:
+        backend.release()
 
 
 def availability() -> dict[str, Availability]:

@@ -23,6 +23,9 @@ from .trial import Built, eager_built, eager_trial, not_ok, revived as revived_t
 
 ALPHA = 0.01
 """Of the second look's paired test, shared among the candidates looked at (Holm's step-down)."""
+LOOK_BLOCKS = 24
+"""Of a second look at a large gain; a smaller one gets as many as the limits allow."""
+LARGE_GAIN = 1.15
 
 
 @dataclass
@@ -174,10 +177,13 @@ class Race:
         label = trial.candidate.label
         points = strategy.decisive_points(trial, eager, self.context)
         weights = {p.point: p.weight if len(points) > 1 else 1.0 for p in trial.points}
-        # More rounds than the first look stops at: with a dozen, one noisy round hides a gain of 15 %.
+        # More rounds than the first look stops at: with a dozen, one noisy round hides a gain of 15 %. How many is settled
+        # by the first look alone: a test that goes on until it likes what it sees would find gains in noise.
         limits = self.bench.limits
+        gains = [p.speedup for p in trial.points if p.point in points and p.speedup is not None]
+        enough = LOOK_BLOCKS if gains and min(gains) >= LARGE_GAIN else limits.max_blocks
         longer = replace(
-            self.bench, limits=replace(limits, min_blocks=min(max(24, limits.min_blocks), limits.max_blocks))
+            self.bench, limits=replace(limits, min_blocks=min(max(enough, limits.min_blocks), limits.max_blocks))
         )
         timings = {point: time_point(longer, self.built[label], point, seed=1) for point in points}
         alpha = ALPHA / max(1, len(self.listed.candidates) - len(self.context.confirmed))

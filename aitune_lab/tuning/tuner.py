@@ -162,6 +162,7 @@ class Tuner:
         finally:
             if self._builds is not None:
                 self._builds.close()
+            registry.release()
             _free_cached_memory()
 
     def take_back(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from harness import jobs
 from hypothesis import given, strategies as st
 from torch import nn
 
+from aitune_lab.backends import registry
 from aitune_lab.backends.export import export_program
 from aitune_lab.backends.onnx_file import write_onnx
 from aitune_lab.backends.tensorrt import TensorRTBackend, TensorRTConfig, TensorRTRTXBackend, backend, builder, flavor
@@ -232,6 +234,28 @@ def test_what_progress_raises_cancels_the_build(exported):
         builder.build_plan(
             rtx, path, job.signature, EngineSpec("dynamic", {"b": (1, 2, 8)}), TensorRTConfig(), progress=cancel
         )
+
+
+def test_builds_share_a_builder_until_a_run_ends(exported, tmp_path: Path, monkeypatch):
+    job, path = exported
+    made = []
+    builder.release_builders()
+    original = rtx.Builder
+    monkeypatch.setattr(rtx, "Builder", lambda logger: made.append(1) or original(logger))
+    damaged = tmp_path / "model.onnx"
+    damaged.write_bytes(b"no onnx")
+    for file in (path, damaged, path):
+        with nullcontext() if file is path else pytest.raises(Refused, match="ONNX parser can't take"):
+            assert builder.build_plan(
+                rtx, file, job.signature, EngineSpec("dynamic", {"b": (1, 2, 8)}), TensorRTConfig(), progress=quiet
+            )
+    assert len(made) == 1
+    registry.of(TensorRTRTXBackend().candidate())
+    registry.release()
+    builder.build_plan(
+        rtx, path, job.signature, EngineSpec("dynamic", {"b": (1, 2, 8)}), TensorRTConfig(), progress=quiet
+    )
+    assert len(made) == 2
 
 
 def test_a_damaged_file_is_refused_with_the_parsers_words(exported, tmp_path: Path):

@@ -23,7 +23,7 @@ from ..export import FlatModule, export_program, export_sample
 from ..onnx_file import IMPORTS, write_onnx
 from ..rewrites import rewrite
 from ..settled import Settled
-from .builder import TensorRTConfig, build_plan, timing_cache_name
+from .builder import TensorRTConfig, build_plan, release_builders, timing_cache_name
 from .engine import Engine
 from .flavor import FLAVORS, Flavor, available, require
 from .spec import EngineSpec, specs_of
@@ -57,6 +57,10 @@ class TensorRTBackend(Backend):
     @classmethod
     def available(cls) -> Availability:
         return available(cls.flavor)
+
+    @classmethod
+    def release(cls) -> None:
+        release_builders()
 
     def typical_error(self) -> float:
         return TF32_ERROR if self.config.tf32 else 0.0

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from ...errors import BuildError, Refused
 from ...schema import Signature
@@ -93,6 +96,56 @@ class Log:
         return errors[-1].strip().splitlines()[0][:300] if errors else otherwise
 
 
+@dataclass
+class _Kept:
+    """A builder that waits for the next build, and what it says."""
+
+    builder: Any
+    log: Log
+
+
+_kept: dict[tuple[str, int], _Kept] = {}
+_turn = threading.RLock()
+
+
+@contextmanager
+def _the_builder(trt: ModuleType) -> Iterator[_Kept]:
+    """The builder of the current device, for one build at a time.
+
+    It is kept from one build to the next: a new one loads its kernels for the card again, 1.4 GB, which takes longer than
+    most builds. One whose build went wrong or was cancelled is not.
+    """
+    key = (str(trt.__name__), torch.cuda.current_device() if torch.cuda.is_available() else -1)
+    with _turn:
+        kept = _kept.pop(key, None)
+        if kept is None:
+            log = Log(trt)
+            try:
+                kept = _Kept(trt.Builder(log.logger), log)
+            except Exception as error:
+                raise BuildError(f"TensorRT can't start its builder: {log.reason(str(error))}") from error
+        kept.log.lines.clear()
+        try:
+            yield kept
+        except Refused:
+            _kept[key] = kept
+            raise
+        _kept[key] = kept
+
+
+@contextmanager
+def _on_device(signature: Signature) -> Iterator[None]:
+    """The device of the inputs is the current one: a builder times kernels there."""
+    device = next((leaf.device for leaf in signature.tensor_leaves if leaf.device.startswith("cuda")), None)
+    with torch.cuda.device(device) if device is not None and torch.cuda.is_available() else nullcontext():
+        yield
+
+
+def release_builders() -> None:
+    """Free the builders that wait for a next build, and the memory of their kernels; one at work is left alone."""
+    _kept.clear()
+
+
 def parse(trt: ModuleType, log: Log, builder: Any, path: Path) -> Any:
     """The network of an ONNX file, strongly typed. Raises Refused that names the node TensorRT can't take."""
     flags = 0
@@ -166,27 +219,23 @@ def build_plan(
         Refused: the parser can't take the file, or the builder finds no implementation.
         BuildError: the builder failed.
     """
-    log = Log(trt)
-    try:
-        builder = trt.Builder(log.logger)
-    except Exception as error:
-        raise BuildError(f"TensorRT can't start its builder: {log.reason(str(error))}") from error
-    network = parse(trt, log, builder, path)
-    settings = builder.create_builder_config()
-    _configure(trt, settings, config)
-    add_profile(builder, settings, network, signature, spec, values)
-    monitor = _monitor(trt, progress)
-    settings.progress_monitor = monitor
-    with _timing_cache(trt, settings, timing_cache):
-        plan = builder.build_serialized_network(network, settings)
-    if monitor.raised is not None:
-        raise monitor.raised
-    if plan is None:
-        reason = log.reason("no reason given")
-        if "could not find any implementation" in reason.lower():
-            raise Refused(f"TensorRT has no implementation: {reason}")
-        raise BuildError(f"TensorRT could not build the engine {spec.name}: {reason}")
-    return bytes(plan)
+    with _on_device(signature), _the_builder(trt) as kept:
+        network = parse(trt, kept.log, kept.builder, path)
+        settings = kept.builder.create_builder_config()
+        _configure(trt, settings, config)
+        add_profile(kept.builder, settings, network, signature, spec, values)
+        monitor = _monitor(trt, progress)
+        settings.progress_monitor = monitor
+        with _timing_cache(trt, settings, timing_cache):
+            plan = kept.builder.build_serialized_network(network, settings)
+        if monitor.raised is not None:
+            raise monitor.raised
+        if plan is None:
+            reason = kept.log.reason("no reason given")
+            if "could not find any implementation" in reason.lower():
+                raise Refused(f"TensorRT has no implementation: {reason}")
+            raise BuildError(f"TensorRT could not build the engine {spec.name}: {reason}")
+        return bytes(plan)
 
 
 def _configure(trt: ModuleType, settings: Any, config: TensorRTConfig) -> None:
