@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -34,6 +35,34 @@ class BackendConfig:
     """Base of the backends' frozen configs. Fields are plain values (bool, int, float, str, None)."""
 
 
+@dataclass(frozen=True)
+class Ties:
+    """What a built artifact that holds native code is tied to, beside the kind of machine and the system it was built on.
+
+    Attributes:
+        cpu: the CPU's instruction sets and the C library.
+        later_versions: whether later versions (of the same major one) of the backend's packages load it too.
+        oldest_gpu: the lowest compute capability of the GPUs that run it, `"8.0"`; None for that of the one it was built on.
+    """
+
+    cpu: bool = True
+    later_versions: bool = False
+    oldest_gpu: str | None = None
+
+    def version_holds(self, there: str, here: str) -> bool:
+        """Whether what one version of a package built can be used with another."""
+        old, new = _numbers(there), _numbers(here)
+        return there == here or (self.later_versions and new[:1] == old[:1] and new > old)
+
+    def gpu_holds(self, there: str, here: str) -> bool:
+        """Whether what was built for a compute capability runs on another; a GPU whose capability isn't known never does."""
+        return there == here if self.oldest_gpu is None else _numbers(here) >= _numbers(self.oldest_gpu)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
 def _no_progress(phase: str, fraction: float | None) -> None:
     return None
 
@@ -49,7 +78,8 @@ class BuildJob:
         signature: the contract; `signature.symbols` are the dimensions that must stay dynamic.
         samples: recorded calls, at least one for each point.
         candidate: backend name, options, precision, memory format.
-        folder: an empty folder for the artifact's files; what is left there is the artifact.
+        folder: an empty folder for the artifact's files; what is left there is the artifact. Where an artifact of
+            another place is built again, the backend's `sources` of it are there.
         threads: intra-op threads to use, the same as torch's.
         progress: `progress(phase, fraction or None)`; raises if the user cancelled.
         shared: a private folder for what builds on this machine share (timings of kernels, compilers' caches); None
@@ -134,6 +164,9 @@ class Backend(ABC):
     follows_torch: ClassVar[bool] = True
     """Torch's memory formats and its switch for TensorFloat-32 change what it makes; one that settles these itself proposes
     them as options of its own."""
+    sources: ClassVar[tuple[str, ...]] = ()
+    """Names of the artifact's files (with wildcards) from which `build` builds again where the others don't hold, without
+    exporting the module once more."""
     complexity: ClassVar[int] = 1
     """Ties in latency and accuracy go to the lower one (eager is 0)."""
 
@@ -179,6 +212,10 @@ class Backend(ABC):
     def typical_error(self) -> float:
         """The relative error that this config typically comes to by computing below the module's dtype; 0 if it doesn't."""
         return 0.0
+
+    def ties(self) -> Ties:
+        """What binds an artifact of this config to the place where it was built; asked only if it `runs_code`."""
+        return Ties()
 
     def weight_copies(self) -> int:
         """How many copies of the module's weights its executables hold: 0 for those that read the live ones."""

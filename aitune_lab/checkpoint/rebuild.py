@@ -9,11 +9,13 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 
+from ..backends import registry
 from ..backends.base import BuildJob, Executable
 from ..capture.calls import CallForm
 from ..capture.recorder import Sample
@@ -52,7 +54,8 @@ def make(
 
     Args:
         devices: where to run what was tuned on another device, by its name there.
-        anew: build it from its configuration instead of loading its files.
+        anew: build it from its configuration, and from those of its files that its backend names as sources, instead of
+            loading its files.
         defer: build it at its first call.
 
     Raises CheckpointError for damaged entries, and whatever the backend raises.
@@ -62,12 +65,12 @@ def make(
         goldens = _goldens(archive, saved, devices)
         signature = on_devices(saved.signature, devices)
         original = original_method(module, signature.method)
-        if anew:
-            samples = _samples(saved, signature, goldens)
-        else:
-            samples = [golden.sample for golden in goldens]
-            for name in saved.artifact:
-                archive.extract(name, folder / PurePosixPath(name).relative_to(saved.folder))
+        samples = _samples(saved, signature, goldens) if anew else [golden.sample for golden in goldens]
+        sources = registry.get(saved.choice.candidate.backend).sources
+        for name in saved.artifact:
+            inside = PurePosixPath(name).relative_to(saved.folder)
+            if not anew or any(fnmatchcase(inside.as_posix(), source) for source in sources):
+                archive.extract(name, folder / inside)
         job = BuildJob(
             path=saved.choice.path,
             module=module,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 import tempfile
 import threading
@@ -16,13 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from ...capture.swap import original_method
-from ...errors import BuildError, Refused
+from ...errors import AituneError, BuildError, Refused
 from ...schema import Candidate, Signature, TensorLeaf, dim_symbol
-from ..base import Availability, Backend, BuildJob, Executable
+from ..base import Availability, Backend, BuildJob, Executable, Ties
 from ..export import FlatModule, export_program, export_sample
 from ..onnx_file import IMPORTS, write_onnx
 from ..rewrites import rewrite
 from ..settled import Settled
+from ..traced import can_trace, write_traced
+from .artifact import ENGINES, MODEL, Description, card_of, remove_model
 from .builder import TensorRTConfig, build_plan, release_builders, timing_cache_name
 from .engine import Engine
 from .flavor import FLAVORS, Flavor, available, require
@@ -31,8 +32,10 @@ from .spec import EngineSpec, specs_of
 if TYPE_CHECKING:
     from torch import nn
 
-MODEL = "model.onnx"
-ENGINES = "engines.json"
+EXPORTED, TRACED = "torch.export", "torch.jit.trace"
+"""Which of torch's exporters wrote an ONNX file: a refit needs one by the same."""
+OLDEST_COMPATIBLE = "8.0"
+"""Compute capability from which hardware-compatible engines run."""
 TF32_ERROR = 3e-4
 _DTYPES = frozenset(("float32", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "bool"))
 
@@ -40,7 +43,8 @@ _DTYPES = frozenset(("float32", "float16", "bfloat16", "int8", "int32", "int64",
 class TensorRTBackend(Backend):
     """Builds engines from the module's ONNX export: static ones for recorded shapes, a dynamic one for the rest.
 
-    The artifact is one `.plan` file for each engine and `engines.json`, which names their ranges.
+    The artifact is one `.plan` file for each engine and `engines.json`, which names their ranges and what they were built
+    for; with `keep_onnx` also the ONNX file, from which they are built again where they don't hold.
     """
 
     name = "tensorrt"
@@ -51,6 +55,7 @@ class TensorRTBackend(Backend):
     capturable = True
     follows_torch = False
     imports = IMPORTS
+    sources = (f"{MODEL}*", ENGINES)
     complexity = 3
     config: TensorRTConfig
 
@@ -65,6 +70,14 @@ class TensorRTBackend(Backend):
     def typical_error(self) -> float:
         return TF32_ERROR if self.config.tf32 else 0.0
 
+    def ties(self) -> Ties:
+        compatible = self.config.hardware_compatible
+        return Ties(
+            cpu=False,
+            later_versions=self.config.version_compatible and self.config.host_code,
+            oldest_gpu=OLDEST_COMPATIBLE if compatible or self.flavor.portable else None,
+        )
+
     def candidates(self, signature: Signature, module: nn.Module) -> list[Candidate]:
         devices = {leaf.device.partition(":")[0] for leaf in signature.tensor_leaves}
         if devices != {"cuda"}:
@@ -78,11 +91,66 @@ class TensorRTBackend(Backend):
         for leaf in (*job.signature.tensor_leaves, *job.signature.output_leaves):
             if isinstance(leaf, TensorLeaf) and leaf.dtype not in _DTYPES:
                 raise Refused(f"{leaf.path} is {leaf.dtype}, which TensorRT does not exchange")
-        _device(job.signature)
+        device = _device(job.signature)
         trt = require(self.flavor)
-        notes = self._export(job, job.folder / MODEL)
+        given = (job.folder / MODEL).exists()
+        notes: tuple[str, ...] = ("built from the ONNX file that was kept",)
+        try:
+            if given:
+                exporter = Description.read(job.folder).exporter
+                took = self._plans(trt, job)
+            else:
+                exporter, notes, took = self._from_module(trt, job)
+        except BaseException:
+            if not given:  # or it would be taken for one to build from
+                remove_model(job.folder)
+            raise
+        card, capability = card_of(device)
+        Description(str(trt.__version__), card, capability, exporter, tuple(self._specs(job))).write(job.folder)
+        if not self.config.keep_onnx:
+            remove_model(job.folder)
+        executable = self.load(job)
+        executable.notes = (*notes, f"engines: {', '.join(took)}")
+        return executable
+
+    def _from_module(self, trt: Any, job: BuildJob) -> tuple[str, tuple[str, ...], list[str]]:
+        """Export and build; gives the exporter used, notes, and what each engine took.
+
+        What torch's exporter or TensorRT's parser can't take goes through torch's older exporter, which traces one call. Raises
+        Refused with both reasons if that doesn't do either.
+        """
+        try:
+            notes = self._export(job, job.folder / MODEL, EXPORTED)
+        except (AituneError, ImportError, MemoryError, torch.OutOfMemoryError):
+            raise  # what no graph keeps, or what is no matter of converting
+        except Exception as error:
+            first: Exception = error
+        else:
+            try:
+                return EXPORTED, notes, self._plans(trt, job)
+            except Refused as error:
+                first = error
+        if not can_trace():
+            raise first
+        remove_model(job.folder)
+        try:
+            self._export(job, job.folder / MODEL, TRACED)
+            took = self._plans(trt, job)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as second:
+            if isinstance(second, AituneError) and not isinstance(second, Refused):
+                raise
+            raise Refused(f"{_said(first)}; with torch's older exporter: {_said(second)}") from first
+        return TRACED, (f"traced by torch's older exporter, because: {_said(first)}",), took
+
+    def _specs(self, job: BuildJob) -> list[EngineSpec]:
         points = [sample.point for sample in job.samples]
-        specs = specs_of(job.signature, points, static=self.config.static_engines, dynamic=self.config.dynamic_engine)
+        return specs_of(job.signature, points, static=self.config.static_engines, dynamic=self.config.dynamic_engine)
+
+    def _plans(self, trt: Any, job: BuildJob) -> list[str]:
+        """Build every engine from the ONNX file in the folder; gives their names with the seconds that each took."""
+        specs = self._specs(job)
         cache = self._timing_cache(trt, job)
         took = []
         for number, spec in enumerate(specs):
@@ -104,23 +172,16 @@ class TensorRTBackend(Backend):
             )
             (job.folder / f"{spec.name}.plan").write_bytes(plan)
             took.append(f"{spec.name} ({time.perf_counter() - start:.1f} s)")
-        description = {
-            "flavor": self.flavor.name,
-            "version": str(trt.__version__),
-            "engines": [{"name": spec.name, "ranges": spec.ranges} for spec in specs],
-        }
-        (job.folder / ENGINES).write_text(json.dumps(description), encoding="utf-8")
-        if not self.config.keep_onnx:
-            for file in job.folder.glob(f"{MODEL}*"):
-                file.unlink()
-        executable = self.load(job)
-        executable.notes = (*notes, f"engines: {', '.join(took)}")
-        return executable
+        return took
 
-    def _export(self, job: BuildJob, path: Path) -> tuple[str, ...]:
+    def _export(self, job: BuildJob, path: Path, exporter: str) -> tuple[str, ...]:
         """Write the module as an ONNX file; gives notes. Raises Refused for what a graph can't keep."""
-        job.progress("exporting", None)
         exported = _keeping_float32(job, self.config.keep_float32) if self.config.keep_float32 else job
+        if exporter == TRACED:
+            job.progress("tracing", None)
+            write_traced(exported, path)
+            return ()
+        job.progress("exporting", None)
         program, notes = export_program(exported)
         rewrite(program)
         settled = Settled(program, job.signature)
@@ -129,11 +190,11 @@ class TensorRTBackend(Backend):
         settled.check()
         return notes
 
-    def _refit(self, job: BuildJob, engines: Sequence[Engine]) -> bool:
+    def _refit(self, job: BuildJob, engines: Sequence[Engine], exporter: str) -> bool:
         """Bring the engines' weights up to the module's; False if that can't be."""
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / MODEL
-            self._export(job, path)
+            self._export(job, path, exporter)
             return all(engine.refit(path) for engine in engines)
 
     def _timing_cache(self, trt: Any, job: BuildJob) -> Path | None:
@@ -147,21 +208,19 @@ class TensorRTBackend(Backend):
     def load(self, job: BuildJob) -> Executable:
         trt = require(self.flavor)
         job.progress("loading the engines", None)
-        path = job.folder / ENGINES
-        try:
-            described = json.loads(path.read_text(encoding="utf-8"))
-            specs = [
-                EngineSpec(str(e["name"]), {str(k): tuple(v) for k, v in e["ranges"].items()})  # type: ignore[misc]
-                for e in described["engines"]
-            ]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BuildError(f"{path.name} of the engines is damaged: {error}") from error
+        described = Description.read(job.folder)
         device = _device(job.signature)
+        card, capability = card_of(device)
+        foreign = described.foreign(self.flavor.title, str(trt.__version__), capability, self.ties())
+        if foreign:
+            raise BuildError(foreign)
+        moved = bool(described.card) and described.card != card
         engines: list[Engine] = []
         try:
-            for spec in specs:
+            for spec in described.engines:
                 plan = (job.folder / f"{Path(spec.name).name}.plan").read_bytes()
-                engines.append(Engine(trt, plan, spec, job.signature, device))
+                host_code = self.config.version_compatible and self.config.host_code
+                engines.append(Engine(trt, plan, spec, job.signature, device, host_code=host_code))
         except BaseException:
             for engine in engines:
                 engine.close()
@@ -170,9 +229,12 @@ class TensorRTBackend(Backend):
         refittable = self.config.refittable and bool(job.samples)
         return Executable(
             runner.call,
-            refresh=(lambda: runner.alone(lambda: self._refit(job, engines))) if refittable else None,
+            refresh=(lambda: runner.alone(lambda: self._refit(job, engines, described.exporter)))
+            if refittable
+            else None,
             flat=True,
             close=runner.close,
+            notes=(f"built on {described.card}, here is {card}",) if moved else (),
             uncovered=runner.uncovered,
             memory_bytes=sum(engine.memory_bytes for engine in engines),
         )
@@ -183,6 +245,13 @@ class TensorRTRTXBackend(TensorRTBackend):
 
     name = "tensorrt_rtx"
     flavor = FLAVORS["rtx"]
+
+
+def _said(error: Exception) -> str:
+    """An error in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0][:400] if lines else ""
+    return text if isinstance(error, Refused) else f"{type(error).__name__}: {text}"
 
 
 class _Engines:

@@ -44,7 +44,9 @@ class TensorRTConfig(BackendConfig):
         static_engines: engines for single recorded shapes, which run up to 20 % faster than a dynamic one, at most.
         dynamic_engine: one more engine for the rest of the recorded or declared range.
         hardware_compatible: engines that also run on other cards (of Ampere or newer), slower.
-        version_compatible: engines that later versions of TensorRT load as well, slower.
+        version_compatible: engines that later versions of TensorRT load as well, slower. They need TensorRT's lean
+            runtime of the version that built them: see `host_code`.
+        host_code: bring that runtime along in version-compatible engines. It is a library, and loading the engine runs it.
         refittable: weights can be changed without building again.
         keep_float32: regular expression of submodule paths that stay in float32 when the candidate's precision is lower.
         keep_onnx: keep the exported ONNX file beside the engines, also in a `.ait`.
@@ -57,6 +59,7 @@ class TensorRTConfig(BackendConfig):
     dynamic_engine: bool = True
     hardware_compatible: bool = False
     version_compatible: bool = False
+    host_code: bool = False
     refittable: bool = False
     keep_float32: str | None = None
     keep_onnx: bool = False
@@ -248,8 +251,8 @@ def _configure(trt: ModuleType, settings: Any, config: TensorRTConfig) -> None:
         settings.set_flag(flags.REFIT)
     if config.version_compatible and hasattr(flags, "VERSION_COMPATIBLE"):
         settings.set_flag(flags.VERSION_COMPATIBLE)
-        # A plan that brings host code would run it when loaded from a file.
-        settings.set_flag(flags.EXCLUDE_LEAN_RUNTIME)
+        if not config.host_code:  # a plan that brings host code would run it when loaded from a file
+            settings.set_flag(flags.EXCLUDE_LEAN_RUNTIME)
     if config.hardware_compatible:
         settings.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
     if config.optimization_level is not None:

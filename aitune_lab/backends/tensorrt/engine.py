@@ -62,16 +62,25 @@ class _Context:
 class Engine:
     """A deserialised engine; may be called from any thread.
 
-    Raises BuildError if the plan can't be loaded here (another version, another kind of card), with TensorRT's reason.
+    `host_code` lets it load the library that a plan brings along, if it does. Raises BuildError if the plan can't be loaded
+    here (another version, another kind of card), with TensorRT's reason.
     """
 
     def __init__(
-        self, trt: ModuleType, plan: bytes, spec: EngineSpec, signature: Signature, device: torch.device
+        self,
+        trt: ModuleType,
+        plan: bytes,
+        spec: EngineSpec,
+        signature: Signature,
+        device: torch.device,
+        *,
+        host_code: bool = False,
     ) -> None:
         self.trt, self.spec, self.device = trt, spec, device
         self.log = Log(trt)
         with torch.cuda.device(device):
             self.runtime = trt.Runtime(self.log.logger)
+            self.runtime.engine_host_code_allowed = host_code
             self.engine = self.runtime.deserialize_cuda_engine(plan)
         if self.engine is None:
             raise BuildError(f"the engine {spec.name} can't be loaded here: {self.log.reason('no reason given')}")

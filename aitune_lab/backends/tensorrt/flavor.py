@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,13 +18,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from ...environment import gpus
+import torch
+
+from ...environment import driver_version, gpus
 from ..base import Availability
 
 FlavorName = Literal["tensorrt", "rtx"]
 
 OLDEST = (10, 3)
 """Before it, strongly typed networks lack what exported graphs need."""
+_NEWEST_CARDS = (((10, 8), (9, 0)),)
+"""Versions before which cards beyond a compute capability aren't known to TensorRT."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Flavor:
         install: the command that installs it.
         capabilities: compute capabilities of the cards on which its engines run; None: from `oldest` on.
         oldest: the lowest compute capability.
+        portable: its engines run on all those cards, whichever they were built on.
     """
 
     name: FlavorName
@@ -47,6 +53,7 @@ class Flavor:
     install: str
     oldest: tuple[int, int] = (7, 5)
     capabilities: frozenset[tuple[int, int]] | None = None
+    portable: bool = False
 
 
 FLAVORS: Mapping[FlavorName, Flavor] = {
@@ -58,7 +65,9 @@ FLAVORS: Mapping[FlavorName, Flavor] = {
         "tensorrt_rtx_bindings",
         "libtensorrt_rtx",
         "pip install tensorrt-rtx",
-        capabilities=frozenset(((7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1))),
+        oldest=(8, 0),  # engines for Turing would have to be built for it alone
+        capabilities=frozenset(((8, 0), (8, 6), (8, 9), (12, 0), (12, 1))),
+        portable=True,
     ),
 }
 
@@ -113,33 +122,50 @@ def available(flavor: Flavor) -> Availability:
     cards = gpus()
     if installed and not cards:
         # Its libraries are large, and of no use without a card: nothing is imported.
-        return Availability(False, "no NVIDIA driver or GPU was found", "install the NVIDIA driver")
+        return Availability(False, *_why_no_card())
     found = load(flavor)
     if found.module is None:
         return Availability(False, found.reason, found.cure)
     module = found.module
     versions = {flavor.module: str(module.__version__)}
+
+    def lacking(reason: str, cure: str) -> Availability:
+        return Availability(False, reason, cure, versions)
+
     if flavor.name == "tensorrt" and version(module) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        return Availability(
-            False,
-            f"TensorRT must be at least {oldest}, but {module.__version__} is installed",
-            flavor.install,
-            versions,
+        return lacking(f"TensorRT must be at least {oldest}, but {module.__version__} is installed", _upgrade(flavor))
+    if torch.version.cuda is None:
+        return lacking(
+            f"torch {torch.__version__} is built without CUDA, which engines take their tensors from",
+            "install a build of torch for CUDA",
         )
-    if not cards:
-        return Availability(False, "no NVIDIA driver or GPU was found", "install the NVIDIA driver", versions)
     capability = capability_of(cards[0].compute_capability)
     unfit = why_unfit(flavor, capability, cards[0].name)
     if unfit:
         other = FLAVORS["rtx" if flavor.name == "tensorrt" else "tensorrt"]
-        return Availability(False, unfit, f"use another backend, or {other.title} ({other.install})", versions)
-    lacking = lacking_kernels(flavor, capability, library_folder(flavor))
-    if lacking:
-        return Availability(
-            False, lacking, "install a full build of TensorRT (its wheel or archive for this card)", versions
-        )
+        return lacking(unfit, f"use another backend, or {other.title} ({other.install})")
+    too_new = why_too_new(flavor, version(module), capability, cards[0].name)
+    if too_new:
+        return lacking(too_new, _upgrade(flavor))
+    missing = lacking_kernels(flavor, capability, library_folder(flavor))
+    if missing:
+        return lacking(missing, "install a full build of TensorRT (its wheel or archive for this card)")
     return Availability(True, versions=versions)
+
+
+def _upgrade(flavor: Flavor) -> str:
+    return flavor.install.replace("pip install", "pip install --upgrade")
+
+
+def _why_no_card() -> tuple[str, str]:
+    """Why there is no GPU, and what cures it."""
+    if driver_version() is None:
+        return "no NVIDIA driver or GPU was found", "install the NVIDIA driver"
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if setting is not None:
+        return f"CUDA_VISIBLE_DEVICES={setting!r} hides every GPU from this process", "unset CUDA_VISIBLE_DEVICES"
+    return "the NVIDIA driver finds no GPU", "see what nvidia-smi says"
 
 
 def capability_of(text: str) -> tuple[int, int] | None:
@@ -158,6 +184,20 @@ def why_unfit(flavor: Flavor, capability: tuple[int, int] | None, card: str) -> 
     if flavor.capabilities is not None and capability not in flavor.capabilities:
         known = ", ".join(f"{a}.{b}" for a, b in sorted(flavor.capabilities))
         return f"{flavor.title} runs on compute capabilities {known}, and {shown} is none of them"
+    return ""
+
+
+def why_too_new(flavor: Flavor, version: tuple[int, ...], capability: tuple[int, int] | None, card: str) -> str:
+    """Why a card is beyond what an installed version builds for, empty if it isn't or it can't be told."""
+    if flavor.name != "tensorrt" or capability is None:
+        return ""
+    for since, newest in _NEWEST_CARDS:
+        if version < since and capability > newest:
+            here, wanted = ".".join(map(str, version)), ".".join(map(str, since))
+            return (
+                f"{card} (compute capability {capability[0]}.{capability[1]}) is too new for TensorRT {here}: "
+                f"it takes {wanted} or newer"
+            )
     return ""
 
 
