@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..environment import cpu_flags
-from ..errors import Refused, install_command
+from ..errors import PlanError, Refused, install_command
 from ..schema import Candidate, Dim, Signature, TensorLeaf, evaluate_dim
 from .base import Availability, Backend, BackendConfig, BuildJob, Executable
 from .export import FlatModule, export_program, quiet
@@ -29,6 +29,7 @@ from .finite import check_finite, finite_inputs
 from .indices import IndexRange, check_indices, index_ranges, operator_name, ranges_as_text, ranges_from_text
 from .integers import Growth, growths, growths_as_text, growths_from_text
 from .onnx_file import IMPORTS, write_onnx
+from .openvino_int8 import GROUP_SIZES, TYPICAL_ERROR, has_large_weights, quantize_weights, schemes, unpacked_bytes
 from .rewrites import rewrite
 from .settled import Settled
 
@@ -55,9 +56,19 @@ class OpenVINOConfig(BackendConfig):
 
     Attributes:
         precision: what it computes in: `"f32"`, or `"bf16"` where the CPU can.
+        quantization: weights of products and convolutions in 8 bits, with a scale for each output channel: `"int8wo"`, the
+            weights only; `"int8dyn"`, the inputs of products too, 32 neighbours with one scale taken at each call. None
+            leaves them as they are.
     """
 
     precision: str = "f32"
+    quantization: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.quantization not in (None, *TYPICAL_ERROR):
+            raise PlanError(
+                f"quantization must be None or one of {sorted(TYPICAL_ERROR)}, but got {self.quantization!r}"
+            )
 
 
 class OpenVINOBackend(Backend):
@@ -86,17 +97,21 @@ class OpenVINOBackend(Backend):
         if not devices <= {"cpu"}:
             return []
         exact, low = type(self)().candidate(), type(self)(precision="bf16").candidate()
+        eight = schemes(cpu_flags()) if has_large_weights(module) else ()
+        lower = [type(self)(quantization=scheme).candidate() for scheme in eight]
         if not _BFLOAT16_FLAGS & {*cpu_flags()}:
-            return [exact]
+            return [exact, *lower]
         half = any(t.dtype == torch.bfloat16 for t in tensors)
-        return [low, exact] if half else [exact, low]
+        return [low, exact, *lower] if half else [exact, low, *lower]
 
     def typical_error(self) -> float:
-        return PRECISIONS.get(self.config.precision, 0.0)
+        return max(PRECISIONS.get(self.config.precision, 0.0), TYPICAL_ERROR.get(self.config.quantization or "", 0.0))
 
     def build(self, job: BuildJob) -> Executable:
         if self.config.precision not in PRECISIONS:
             raise Refused(f"precision must be one of {sorted(PRECISIONS)}, but got {self.config.precision!r}")
+        if self.config.quantization and self.config.quantization not in schemes(cpu_flags()):
+            raise Refused("int8dyn needs 8-bit dot products (VNNI), which this processor lacks; int8wo does without")
         for leaf in (*job.signature.tensor_leaves, *job.signature.output_leaves):
             if isinstance(leaf, TensorLeaf) and leaf.dtype not in _DTYPES:
                 raise Refused(f"{leaf.path} is {leaf.dtype}, which OpenVINO does not compute in on the CPU")
@@ -113,6 +128,10 @@ class OpenVINOBackend(Backend):
         model, way = _converted(program, job)
         settled.check()
         _name_and_bound(model, job.signature)
+        if self.config.quantization:
+            job.progress("quantising", None)
+            count = quantize_weights(model)
+            way = (*way, f"{count} weight{'s' if count != 1 else ''} in 8 bits")
         model.set_rt_info(growths_as_text(grown), [*_GROWTHS])
         model.set_rt_info(ranges_as_text(ranges), [*_RANGES])
         model.set_rt_info(json.dumps(finite), [*_FINITE])
@@ -125,8 +144,8 @@ class OpenVINOBackend(Backend):
     def load(self, job: BuildJob) -> Executable:
         job.progress("compiling", None)
         model = _core().read_model(job.folder / "model.xml")
-        run = _Run(_compiled(model, job.threads, self.config.precision), job, _limits(model))
-        size = sum(f.stat().st_size for f in job.folder.iterdir())
+        run = _Run(_compiled(model, job.threads, self.config), job, _limits(model))
+        size = sum(f.stat().st_size for f in job.folder.iterdir()) + unpacked_bytes(model)
         return Executable(run, flat=True, uncovered=run.uncovered, close=run.close, memory_bytes=size)
 
 
@@ -248,10 +267,10 @@ def _limits(model: Any) -> _Limits:
     return _Limits(growths_from_text(grown), ranges_from_text(ranges), tuple(json.loads(finite)))
 
 
-def _compiled(model: Any, threads: int, precision: str) -> Any:
+def _compiled(model: Any, threads: int, config: OpenVINOConfig) -> Any:
     core = _core()
     wanted = {
-        "INFERENCE_PRECISION_HINT": precision,
+        "INFERENCE_PRECISION_HINT": config.precision,
         "EXECUTION_MODE_HINT": "PERFORMANCE",
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
@@ -259,8 +278,8 @@ def _compiled(model: Any, threads: int, precision: str) -> Any:
         # Threads stay where the system puts them, torch's own among them, and each counts.
         "ENABLE_CPU_PINNING": False,
         "ENABLE_HYPER_THREADING": True,
-        # Otherwise matrix products with compressed weights are quantised further at each call.
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        # Left alone, products whose weights are in 8 bits take their inputs in 8 bits too.
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP_SIZES.get(config.quantization or "", 0),
     }
     supported = core.get_property("CPU", "SUPPORTED_PROPERTIES")
     settings = {name: value for name, value in wanted.items() if name in supported}

@@ -38,6 +38,12 @@ class TestOpenVINO(BackendContract):
 
 
 @pytest.mark.full
+class TestOpenVINOInt8(BackendContract):
+    backend = OpenVINOBackend(quantization="int8wo")
+    relative_error = 0.1
+
+
+@pytest.mark.full
 class TestInductorAot(BackendContract):
     backend = TorchInductorAotBackend(freezing=True)
 

@@ -15,6 +15,7 @@ CANDIDATES = {
     "onnxruntime[quantization=int8wo]": EIGHT_BITS,
     "openvino": 1e-4,
     "openvino[precision=bf16]": EIGHT_BITS,
+    "openvino[quantization=int8wo]": EIGHT_BITS,
     "inductor": 1e-4,
     "inductor[freezing]": 1e-4,
     "inductor_aot": 1e-4,
