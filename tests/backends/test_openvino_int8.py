@@ -192,6 +192,16 @@ def test_a_weight_that_is_read_both_ways_has_scales_for_each(tmp_path):
     assert executable.notes[-1] == "2 weights in 8 bits"
 
 
+def test_a_weight_that_layers_share_is_kept_once(tmp_path):
+    torch.manual_seed(0)
+    first, last = nn.Linear(64, 64), nn.Linear(64, 64)
+    last.weight = first.weight
+    executable, job = build(nn.Sequential(first, nn.GELU(), last, nn.GELU(), first), [torch.randn(2, 64)], tmp_path)
+    assert constants(job)["i8"] == [(64, 64)]
+    assert executable.notes[-1] == "1 weight in 8 bits"
+    assert off(executable, job) < 0.05
+
+
 def test_channels_of_zeros_and_inputs_of_size_zero(tmp_path):
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
