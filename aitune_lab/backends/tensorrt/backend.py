@@ -25,7 +25,7 @@ from ..settled import Settled
 from ..traced import can_trace, write_traced
 from .artifact import ENGINES, MODEL, Description, card_of, remove_model
 from .builder import TensorRTConfig, build_plan, release_builders, timing_cache_name
-from .engine import Engine
+from .engine import Engine, Scratch
 from .flavor import FLAVORS, Flavor, available, require
 from .spec import EngineSpec, specs_of
 
@@ -216,11 +216,12 @@ class TensorRTBackend(Backend):
             raise BuildError(foreign)
         moved = bool(described.card) and described.card != card
         engines: list[Engine] = []
+        scratch = Scratch(device)
         try:
             for spec in described.engines:
                 plan = (job.folder / f"{Path(spec.name).name}.plan").read_bytes()
                 host_code = self.config.version_compatible and self.config.host_code
-                engines.append(Engine(trt, plan, spec, job.signature, device, host_code=host_code))
+                engines.append(Engine(trt, plan, spec, job.signature, device, scratch=scratch, host_code=host_code))
         except BaseException:
             for engine in engines:
                 engine.close()
@@ -236,7 +237,7 @@ class TensorRTBackend(Backend):
             close=runner.close,
             notes=(f"built on {described.card}, here is {card}",) if moved else (),
             uncovered=runner.uncovered,
-            memory_bytes=sum(engine.memory_bytes for engine in engines),
+            memory_bytes=scratch.size_bytes + sum(engine.memory_bytes for engine in engines),
         )
 
 
