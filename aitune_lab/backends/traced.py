@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def write_traced(job: BuildJob, path: Path) -> None:
             traced = torch.jit.trace(FlatModule(job, sample), tensors, check_trace=False)
         _refuse_constants(said)
         _refuse_lost(traced.inlined_graph)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_log():
             warnings.simplefilter("ignore")
             _refuse_other_answers(traced, job)
             torch.onnx.export(
@@ -68,6 +69,18 @@ def write_traced(job: BuildJob, path: Path) -> None:
                 output_names=[f"output_{i}" for i in range(len(_outputs(job.signature)))],
                 dynamic_axes=_dynamic_axes(job.signature),
             )
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """The exporter switches its log on for good, and prints whole graphs when it fails."""
+    enabled, log = torch._C._jit_is_onnx_log_enabled(), torch._C._jit_onnx_log
+    torch._C._jit_onnx_log = lambda *_: None
+    try:
+        yield
+    finally:
+        torch._C._jit_onnx_log = log
+        torch._C._jit_set_onnx_log_enabled(enabled)
 
 
 def _refuse_unseen_sizes(job: BuildJob) -> None:

@@ -139,8 +139,6 @@ class TensorRTBackend(Backend):
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as second:
-            if isinstance(second, AituneError) and not isinstance(second, Refused):
-                raise
             raise Refused(f"{_said(first)}; with torch's older exporter: {_said(second)}") from first
         return TRACED, (f"traced by torch's older exporter, because: {_said(first)}",), took
 
@@ -248,11 +246,12 @@ class TensorRTRTXBackend(TensorRTBackend):
     flavor = FLAVORS["rtx"]
 
 
-def _said(error: Exception) -> str:
-    """An error in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0][:400] if lines else ""
-    return text if isinstance(error, Refused) else f"{type(error).__name__}: {text}"
+def _said(error: BaseException) -> str:
+    """An error in one line; what led to it instead, if torch raised it, as that says more."""
+    while not isinstance(error, AituneError) and error.__cause__ is not None:
+        error = error.__cause__
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:400]
+    return text if isinstance(error, AituneError) else f"{type(error).__name__}: {text}"
 
 
 class _Engines:
