@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Kind = Literal["ait", "plan", "code", "report"]
 
 _KINDS: dict[str, Kind] = {".ait": "ait", ".toml": "plan", ".py": "code", ".html": "report"}
-_NOT_OF_A_SCRIPT = ("dry_run", "measure_limits", "meter", "dynamic_shapes")
+_NOT_OF_A_SCRIPT = ("dry_run", "measure_limits", "meter", "dynamic_shapes", "build_limits")
 """Options that `tune` has no keyword for."""
 
 

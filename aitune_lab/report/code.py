@@ -7,10 +7,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import PurePath
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from ..backends.base import Backend
 from ..errors import PlanError
-from ..schema import Candidate, Choice, Limits, Rule, StrategyConfig, Tolerance, is_beneath
+from ..schema import Candidate, Choice, Limits, Plan, Rule, StrategyConfig, Tolerance, is_beneath
+from .definitions import Definitions, described, is_importable
 from .figures.source import EAGER, state_of
 from .text import clean
 
@@ -41,8 +45,9 @@ def as_code(
         target_name: the expression that the target goes by in the script: a name, or names joined by dots.
         data_name: the same for the data.
         path: the `.ait` file that the script writes.
-        options: keyword arguments that `tune` was given beside the plan, such as `batch_sizes=[1, 8]`. Functions and
-            other objects are written as a name that the script must be given.
+        options: keyword arguments that `tune` was given beside the plan, such as `batch_sizes=[1, 8]`. Backends are
+            written by their class with the options that differ from its defaults. Classes and functions are imported;
+            for those of a notebook, and other objects, a comment says what to define.
 
     Raises:
         PlanError: a name isn't one in Python.
@@ -63,12 +68,18 @@ def as_code(
             *([clean(state.understood)] if state.understood else []),
         )
     ]
-    body = ["import aitune_lab as ait", "", *head, "", f"plan = {_plan(state, final)}"]
-    for name, value in _named(options or {}):
-        body.append(f"# {name} is yours: {clean(value)}")
+    names = {target_name.partition(".")[0], data_name.partition(".")[0], "ait", "plan", "result", "digest", "registry"}
+    needed = Definitions(names)
+    rules = _rules(state, _pins(final))
+    for backend in _backends(state.plan.strategy, rules, final):
+        needed.use_backend(backend)
+    arguments = [target_name, data_name, "plan=plan", *_options(options or {}, needed)]
+    body = ["import aitune_lab as ait", *needed.imports(), "", *head, ""]
+    if before := needed.lines():
+        body += [*map(clean, before), ""]
+    body.append(f"plan = {_plan(state.plan, rules, final)}")
     if paths:
         body += [*_reasons(final), f"ait.wrap({target_name}, {_sequence(_listed(paths))})"]
-    arguments = [target_name, data_name, "plan=plan", *_options(options or {})]
     body += [f"result = {_call('ait.tune', arguments)}", "print(result)"]
     if changes:
         body.append(f"digest = ait.save({target_name}, {quoted(path)})")
@@ -107,12 +118,11 @@ def _pins(final: Sequence[Choice]) -> _Pins:
     return _Pins(single, {path: held for path, held in candidates.items() if len(held) > 1})
 
 
-def _plan(state: SessionState, final: Sequence[Choice]) -> str:
-    plan, pins = state.plan, _pins(final)
+def _plan(plan: Plan, rules: Sequence[Rule], final: Sequence[Choice]) -> str:
+    pins = _pins(final)
     parts = []
-    rules = [_rule(rule) for rule in _rules(state, pins)]
     if rules:
-        parts.append("rules=" + _sequence(rules, "()"))
+        parts.append("rules=" + _sequence([_rule(rule) for rule in rules], "()"))
     if (pins.several or not final) and plan.strategy != StrategyConfig():
         parts.append(f"strategy={_strategy(plan.strategy)}")
     if tolerance := _differing(plan.tolerance, Tolerance()):
@@ -249,27 +259,63 @@ def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN
 
 
-def _options(options: Mapping[str, Any]) -> list[str]:
+def _backends(strategy: StrategyConfig, rules: Sequence[Rule], final: Sequence[Choice]) -> list[str]:
+    """Names of the backends that the plan and the choices speak of, each once."""
+    named = [choice.candidate.backend for choice in final]
+    named += [rule.candidate.backend for rule in rules if rule.candidate is not None]
+    named += [
+        rule.excluded.partition("[")[0] for rule in rules if rule.excluded and not rule.excluded.startswith("re:")
+    ]
+    strategies = [strategy, *(rule.strategy for rule in rules if rule.strategy is not None)]
+    named += [str(value) for each in strategies for name, value in each.options if name == "backend"]
+    return list(dict.fromkeys(named))
+
+
+def _options(options: Mapping[str, Any], needed: Definitions) -> list[str]:
     written = []
     for name, value in options.items():
         if name == "plan" or not name.isidentifier():
             raise PlanError(f"options must be keyword arguments of tune other than the plan, but got {name!r}")
-        text = literal(value) if _is_plain(value) else _objects(name, value)
+        if name == "backends" and not isinstance(value, str) and isinstance(value, Sequence):
+            text = f"[{', '.join(_backend(item, needed) for item in value)}]"
+        else:
+            text = _value(name, value, needed)
         written.append(f"{name}={text}")
     return written
 
 
-def _objects(name: str, value: Any) -> str:
-    """Candidates are written out, one by one or in a sequence; anything else is the script's to define."""
-    if isinstance(value, Candidate):
-        return _candidate(value)
-    if isinstance(value, (list, tuple)) and all(isinstance(v, Candidate) or _is_plain(v) for v in value):
-        return f"[{', '.join(_candidate(v) if isinstance(v, Candidate) else literal(v) for v in value)}]"
+def _value(name: str, value: Any, needed: Definitions) -> str:
+    """The value of an option: as it is, by an import, or a name that the script's user defines."""
+    if _is_plain(value):
+        return literal(value)
+    if isinstance(value, PurePath):
+        return quoted(str(value))
+    if isinstance(value, FunctionType) and is_importable(value):
+        return needed.name_of(value)
+    needed.ask_for(name, described(value))
     return name
 
 
-def _named(options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(name, repr(v)[:80]) for name, v in options.items() if not _is_plain(v) and _objects(name, v) == name]
+def _backend(value: Any, needed: Definitions) -> str:
+    """One of the backends to try: a name, a candidate, a class, or an instance by its class and changed options."""
+    if isinstance(value, str):
+        needed.use_backend(value.partition("[")[0])
+        return quoted(value)
+    if isinstance(value, Candidate):
+        needed.use_backend(value.backend)
+        return _candidate(value)
+    if isinstance(value, type) and issubclass(value, Backend):
+        needed.use_backend(value.name, value)
+        return needed.name_of(value)
+    if not isinstance(value, Backend):
+        raise PlanError(f"backends must be names, Backends or candidates, but got {described(value)}")
+    kind = type(value)
+    needed.use_backend(value.name, kind)
+    if kind.__init__ is not Backend.__init__:
+        # Its constructor takes what only its author knows; a run builds it from its candidate in any case.
+        return _candidate(value.candidate())
+    changed = [f for f in fields(value.config) if getattr(value.config, f.name) != f.default]
+    return _call(needed.name_of(kind), [f"{f.name}={literal(getattr(value.config, f.name))}" for f in changed])
 
 
 def _listed(paths: Sequence[str]) -> list[str]:

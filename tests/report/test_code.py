@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import sample_runs as runs
 
 import aitune_lab as ait
+from aitune_lab.backends import registry
 from aitune_lab.report import as_code
 from aitune_lab.schema import Candidate, Choice, Plan, Rule
 from aitune_lab.testing.models import AutoEncoder, Mlp, Pair
@@ -109,6 +112,89 @@ def test_tuned_methods_and_options(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "# inference_function is yours" in code
     ait.unwrap(model)
     assert run(code, model=model, data=data, inference_function=through) == picked(result)
+
+
+def ran_elsewhere(folder: Path, code: str, before: str = "") -> str:
+    """What a script prints at its end in a process of its own, whose model and data are two lines of code."""
+    setup = "import torch\nfrom torch import nn\ntorch.manual_seed(0)\nmodel, data = nn.Linear(4, 4).eval(), [torch.randn(2, 4)]\n"
+    script = folder / "script.py"
+    script.write_text(setup + before + code + "print(*{c.candidate.label for c in result.choices})", encoding="utf-8")
+    search = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parent)])
+    variables = {**os.environ, "PYTHONPATH": search, "AITUNE_LAB_CACHE_DIR": str(folder / "cache")}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=folder, env=variables, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_backends_are_written_by_their_class_with_what_was_changed() -> None:
+    options = {"backends": [ait.ONNXRuntimeBackend(), ait.TorchInductorJitBackend(freezing=True), ait.OpenVINOBackend]}
+    code = as_code(runs.state(), options=options)
+    written = "backends=[ait.ONNXRuntimeBackend(), ait.TorchInductorJitBackend(freezing=True), ait.OpenVINOBackend]"
+    assert written in code
+    assert "yours" not in code
+    rest = as_code(runs.state(), options={"backends": ["eager", "inductor[freezing]", Candidate("onnxruntime")]})
+    assert 'backends=["eager", "inductor[freezing]", ait.Candidate("onnxruntime")]' in rest
+
+
+def test_a_backend_of_a_package_is_imported_and_registered_and_the_script_runs_elsewhere(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, data = nn.Linear(4, 4).eval(), [torch.randn(2, 4)]
+    options = {"backends": [ScriptedBackend(latency_ms=0.3, weights="baked")], "isolation": "off"}
+    result = ait.tune(model, data, progress=False, **options)
+    code = as_code(result, options=options)
+    ait.unwrap(model)
+    assert "from aitune_lab.testing.scripted import ScriptedBackend\n" in code
+    assert 'backends=[ScriptedBackend(latency_ms=0.3, weights="baked")]' in code
+    assert ran_elsewhere(tmp_path, code) == "scripted[latency_ms=0.3, weights=baked]"
+    assert (tmp_path / "tuned.ait").exists()
+
+
+def test_a_backend_of_a_notebook_is_asked_for_and_with_its_definition_the_script_runs(tmp_path: Path) -> None:
+    definition = (
+        "from aitune_lab.testing import ScriptedBackend\nclass Mine(ScriptedBackend):\n    name = 'mine'\n"
+        "    def __init__(self, config=None, **options):\n        super().__init__(config, **options)\n"
+    )
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(definition, space)
+    registry.register(space["Mine"])
+    try:
+        torch.manual_seed(0)
+        model, data = nn.Linear(4, 4).eval(), [torch.randn(2, 4)]
+        options = {"backends": [space["Mine"](latency_ms=0.2)], "isolation": "off"}
+        code = as_code(ait.tune(model, data, progress=False, **options), options=options)
+        ait.unwrap(model)
+    finally:
+        registry.unregister("mine")
+    assert "# Mine is yours: bring the definition of the class here.\nregistry.register(Mine)\n" in code
+    assert 'backends=[ait.Candidate("mine", options=(("latency_ms", 0.2),))]' in code
+    assert ran_elsewhere(tmp_path, code, before=definition) == "mine[latency_ms=0.2]"
+
+
+def test_a_backend_that_nobody_knows_any_more_is_asked_for() -> None:
+    gone = runs.trial("of_another_process", 1.0, 1e-8)
+    code = as_code(runs.state(gone, choices=(runs.chosen(gone),)))
+    assert "# The backend 'of_another_process' is yours: register its class here." in code
+
+
+def test_functions_are_imported_and_objects_asked_for_without_addresses() -> None:
+    class Gauge:
+        def __call__(self, outputs: Any) -> float:
+            return 0.0
+
+    options = {"metric": Gauge(), "inference_function": lambda x: x, "store": Path("kept")}
+    code = as_code(runs.state(), options=options)
+    assert "# metric is yours, an object of class Gauge: define it here." in code
+    assert "# inference_function is yours, a lambda: define it here." in code
+    assert 'store="kept"' in code
+    assert "0x" not in code
+    imported = as_code(runs.state(), options={"inference_function": run})
+    assert f"from {__name__} import run\n" in imported
+    assert "inference_function=run" in imported
+    named = as_code(runs.state(), options={"inference_function": run}, target_name="run")
+    assert f"from {__name__} import run as run_\n" in named
+    assert "inference_function=run_" in named
 
 
 def test_a_parent_that_stays_eager_gives_way_to_its_children() -> None:
