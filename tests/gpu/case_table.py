@@ -3,7 +3,9 @@
     python tests/gpu/case_table.py --backend tensorrt                    # in a CUDA graph and without
     python tests/gpu/case_table.py "tensorrt[float16, cuda graph]" --cases g01_fp16_norm_eps_vanishes
     python tests/gpu/case_table.py "inductor[cuda graph]" --workers 6 --seconds 90
+    python tests/gpu/case_table.py "tensorrt[optimization_level=0, cuda graph]" --column tensorrt --keep
 
+With `--column` the outcomes are compared with those in outcomes.toml, which the tests expect; with `--keep` they replace them.
 Every worker is a process of its own, started anew after a crash or a case that took too long.
 """
 
@@ -20,7 +22,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +43,41 @@ from aitune_lab.tuning.api import make_tuner, run, unwrap
 from aitune_lab.tuning.candidates import candidate_of_label
 from aitune_lab.tuning.tuner import TuneOptions
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ALL = [*NAMES, *EXPORT_NAMES]
 LOWER_BUDGET = 0.05
 """Relative error allowed to a lower precision."""
 WRONG = ("WRONG", "CRASH")
+OUTCOMES = Path(__file__).with_name("outcomes.toml")
+
+
+def outcomes() -> dict[str, dict[str, str]]:
+    """For each case what becomes of it with each column's candidate, as the tests expect it."""
+    return tomllib.loads(OUTCOMES.read_text(encoding="utf-8"))
+
+
+def keep(column: str, verdicts: Mapping[str, str]) -> None:
+    """Write a column of outcomes.toml anew where there are verdicts."""
+    table = outcomes()
+    for name, verdict in verdicts.items():
+        table.setdefault(name, {})[column] = verdict
+    parts = [
+        f"[{name}]\n" + "".join(f'{key} = "{value}"\n' for key, value in row.items()) for name, row in table.items()
+    ]
+    OUTCOMES.write_text("\n".join(parts), encoding="utf-8")
+
+
+def compare(column: str, verdicts: Mapping[str, str]) -> int:
+    """Print where verdicts differ from the table; gives how many do."""
+    table = outcomes()
+    others = {name: found for name, found in verdicts.items() if table.get(name, {}).get(column) != found}
+    for name, found in others.items():
+        print(f"{name}: {found}, but {column} in {OUTCOMES.name} says {table.get(name, {}).get(column, 'nothing')}")
+    return len(others)
 
 
 def moved(value: Any) -> Any:
@@ -223,12 +256,16 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=4, help="processes at once")
     parser.add_argument("--seconds", type=float, default=120.0, help="for a case")
     parser.add_argument("--json", type=Path, help="write all rows there")
+    parser.add_argument("--column", help="of outcomes.toml, to compare the (one) label's outcomes with")
+    parser.add_argument("--keep", action="store_true", help="write them there instead")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.labels[0])
         return 0
     labels = [*options.labels, *([options.backend, f"{options.backend}[cuda graph]"] if options.backend else [])]
+    if (options.keep and not options.column) or (options.column and len(labels) != 1):
+        parser.error("--keep needs --column, and --column needs one label")
     logs = Path(tempfile.mkdtemp(prefix="aitune-lab-cases-"))
     rows = table(labels, options.cases, options.workers, options.seconds, logs)
     for label in labels:
@@ -238,7 +275,14 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     print(f"logs in {logs}")
-    return 1 if any(row[2] in WRONG for row in rows) else 0
+    wrong = sum(row[2] in WRONG for row in rows)
+    if options.column:
+        verdicts = {name: verdict for _, name, verdict, _ in rows}
+        if options.keep:
+            keep(options.column, verdicts)
+        else:
+            wrong += compare(options.column, verdicts)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import random as shuffling
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from aitune_lab.backends.tensorrt.flavor import FLAVORS, require
 from aitune_lab.backends.tensorrt.spec import EngineSpec
 from aitune_lab.capture.structure import flatten, is_tensor
 from aitune_lab.errors import Refused
+from aitune_lab.runtime.cuda_graph import MAX_GRAPHS, with_cuda_graph
 from aitune_lab.runtime.variant import build, load
 from aitune_lab.schema import Candidate, Node, Plan, Rule, Signature, TensorLeaf
 from aitune_lab.testing import BackendContract
@@ -43,6 +45,7 @@ pytestmark = [
 TRT = Candidate("tensorrt")
 GRAPH = Candidate("tensorrt", cuda_graph=True)
 THREADS, CALLS = 8, 500
+MIB = 2**20
 
 
 class Pair(nn.Module):
@@ -280,11 +283,98 @@ def test_sizes_outside_the_range_run_the_original() -> None:
 def test_contexts_are_bounded() -> None:
     module = on_gpu(Chain(2))
     executable = made(module, random(4, DIM))
+    streams = [torch.cuda.Stream() for _ in range(4 * MAX_CONTEXTS)]
+    x, results = random(4, DIM), []
+    torch.cuda.synchronize()
+    for stream in [*streams, *streams]:
+        with torch.cuda.stream(stream):
+            results.append(executable.call(x)[0])
+    torch.cuda.synchronize()
+    for y in results:
+        torch.testing.assert_close(y, module(x), rtol=1e-3, atol=1e-3)
+    (engine,) = engines_of(executable)
+    assert len(engine._contexts) == MAX_CONTEXTS
+
+
+def engines_of(executable: Executable) -> list[Engine]:
+    engines: list[Engine] = executable.call.__self__.engines  # type: ignore[attr-defined]
+    return engines
+
+
+class Wide(nn.Module):
+    """Small inputs and outputs, large values between them: nearly all of its memory is scratch memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.first(image))
+        return self.head(torch.relu(self.second(y) + y).amax((2, 3)))
+
+
+def images(count: int) -> torch.Tensor:
+    """Images of different brightness, so that no two calls have similar outputs."""
+    return random(count, 3, 128, 128) * (4 * torch.rand(count, 1, 1, 1, device=CUDA))
+
+
+def test_graphs_share_the_scratch_memory_of_their_pool() -> None:
+    module = on_gpu(Wide())
+    calls = [images(n + 1) for n in range(MAX_GRAPHS)]
+    candidate = TensorRTBackend(static_engines=1, optimization_level=0).candidate()
+    job = replace(job_of(module, *calls, candidate=candidate), shared=shared())
+    plain, exact = build(job), copy.deepcopy(module).double()  # torch's own convolutions may use TensorFloat-32
+    for x in calls:
+        torch.testing.assert_close(plain.call(x)[0], exact(x.double()).float(), rtol=1e-3, atol=1e-3)
+    engines = engines_of(plain)
+    assert len(engines) == 2
+    scratch = max(engine.scratch_bytes for engine in engines)
+    assert scratch >= 64 * MIB  # or nothing below would show whether it is shared
+    assert plain.memory_bytes == scratch + sum(engine.plan_bytes for engine in engines)
+
+    # What a context holds beside scratch memory can't be shared.
+    before, context_mib = used_mib(), 0.0
+    for engine in engines:
+        spare = [engine._new_context() for _ in range(4)]
+        context_mib = max(context_mib, (used_mib() - before) / 4)
+        del spare
+    torch.cuda.empty_cache()
     before = used_mib()
-    for _ in range(4 * MAX_CONTEXTS):
-        with torch.cuda.stream(torch.cuda.Stream()):
-            executable.call(random(4, DIM))
-    assert used_mib() - before <= 64
+    graphs = with_cuda_graph(plain, job)
+    torch.cuda.empty_cache()
+    grown = used_mib() - before
+    inputs_mib = sum(x.numel() * x.element_size() for x in calls) / MIB
+    print(
+        f"\n{MAX_GRAPHS} graphs took {grown:.0f} MiB: scratch {scratch / MIB:.0f}, static inputs {inputs_mib:.0f}, "
+        f"a context {context_mib:.0f} MiB; counted {(graphs.memory_bytes - plain.memory_bytes) / MIB:.0f} MiB"
+    )
+    assert len(graphs.call.__self__.captured) == MAX_GRAPHS, graphs.notes  # type: ignore[attr-defined]
+    assert graphs.memory_bytes - plain.memory_bytes <= 2 * scratch + 2 * inputs_mib * MIB
+    assert grown <= 2 * scratch / MIB + 2 * inputs_mib + MAX_GRAPHS * context_mib + 64
+
+    want = [plain.call(x)[0] for x in calls]
+    torch.cuda.synchronize()
+    streams, start = [torch.cuda.Stream(), torch.cuda.Stream()], threading.Barrier(4)
+    wrong: list[tuple[int, int]] = []
+
+    def work(number: int) -> None:
+        order = shuffling.Random(number)
+        start.wait()
+        with torch.cuda.stream(streams[number % 2]), torch.no_grad():
+            for turn in range(6):
+                shapes = order.sample(range(MAX_GRAPHS), MAX_GRAPHS)
+                call = plain.call if turn % 3 == 2 else graphs.call  # uncaptured calls have scratch memory of their own
+                results = [(n, call(calls[n])[0]) for n in shapes]
+                wrong.extend((number, n) for n, y in results if not torch.allclose(y, want[n], rtol=1e-3, atol=1e-3))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    graphs.close()
 
 
 # --- precisions, options, weights
