@@ -112,6 +112,8 @@ def _refuse_lost(graph: Any) -> None:
             raise Refused("a trace would take the logarithm of a sigmoid that has become 0 (log_sigmoid)")
         if kind == "aten::scaled_dot_product_attention" and not _is_none(list(node.inputs())[3]):
             raise Refused("a trace would give NaN in rows that a mask hides (scaled_dot_product_attention)")
+        if kind == "aten::index" and _several(list(node.inputs())[1]):
+            raise Refused("a trace would not count indices below 0 from the end (several index tensors at once)")
 
 
 def _nodes(block: Any) -> Iterator[Any]:
@@ -123,6 +125,12 @@ def _nodes(block: Any) -> Iterator[Any]:
 
 def _is_none(value: Any) -> bool:
     return value.node().kind() == "prim::Constant" and value.toIValue() is None
+
+
+def _several(value: Any) -> bool:
+    """Whether a list, as far as it is known, holds more than one tensor."""
+    node = value.node()
+    return node.kind() != "prim::ListConstruct" or sum(not _is_none(item) for item in node.inputs()) > 1
 
 
 _OF_SIZES = frozenset(("aten::Int", "aten::add", "aten::floor_divide", "aten::mul", "prim::NumToTensor"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -342,6 +343,15 @@ def test_float32_has_its_tf32_as_a_candidate_of_its_own():
     labels = [c.label for c in TensorRTBackend().candidates(signature(B), nn.Linear(3, 3))]
     assert labels == ["tensorrt", "tensorrt[tf32]"]
     assert [c.label for c in TensorRTBackend().candidates(signature(B), nn.Linear(3, 3).half())] == ["tensorrt"]
+
+
+def test_the_docs_tell_every_option_and_its_default():
+    page = (Path(__file__).parents[2] / "docs" / "tensorrt.md").read_text(encoding="utf-8")
+    page = page.partition("## Options")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, re.MULTILINE))
+    for field in fields(TensorRTConfig):
+        told = rows[field.name]
+        assert told.strip("`") == str(field.default) if field.default is not None else told[0] != "`"
 
 
 # --- real builds, for RTX cards, on any machine

@@ -50,6 +50,7 @@ RIGHT = {
     "attention": (lambda m, x: F.scaled_dot_product_attention(x[None], x[None] @ m.weight, x[None]), rows(4)),
     "distances": (lambda m, x: torch.cdist(x, m.weight), rows(2, 3)),
     "convolution": (lambda m, x: m.conv(x).mean((2, 3)), [torch.rand(2, 3, 8, 8)]),
+    "rows by index": (lambda m, x, i: m.weight[i] + x[:1, i].sum(), [(rows(1)[0], torch.tensor([0, -1, -8]))]),
     "input passed on": (lambda m, x: (x, x + 1), rows(2)),
 }
 
@@ -88,6 +89,7 @@ WRONG = {
         rows(2),
         "rows that a mask hides",
     ),
+    "indices": (lambda m, x, i: (x[i], x[:, None][i, :, i]), [(rows(3)[0], torch.arange(3))], "count indices below 0"),
     "numbers of torch": (lambda m, x: x + torch.rand(8), rows(2), "random numbers"),
 }
 
