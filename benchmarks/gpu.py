@@ -327,11 +327,12 @@ def newest_plan(store: Path) -> Path:
 
 
 def bare_engine(name: str, args: Sequence[torch.Tensor], store: Path) -> tuple[Callable[[], Any], str]:
-    """A bare engine in a graph, and what its build said."""
-    with tempfile.TemporaryDirectory() as scratch:
-        timings = Path(scratch) / "timings"
+    """A bare engine in a graph, and what its build said. Timings of its kernels stay in the store for the next run."""
+    timings = store / f"by-hand-{name}.timings"
+    if not timings.exists():
         for cache in (store / "shared").glob("*.timing"):
             shutil.copy(cache, timings)
+    with tempfile.TemporaryDirectory() as scratch:
         plan, said = bare_tensorrt.build_aside(name, Path(scratch), timings)
         return bare_tensorrt.graph(plan, args), said
 

@@ -24,7 +24,7 @@ from ..rewrites import rewrite
 from ..settled import Settled
 from ..traced import can_trace, write_traced
 from .artifact import ENGINES, MODEL, Description, card_of, remove_model
-from .builder import TensorRTConfig, build_plan, release_builders, timing_cache_name
+from .builder import TensorRTConfig, build_plan, load_builder, release_builders, timing_cache_name
 from .engine import Engine, Scratch
 from .flavor import FLAVORS, Flavor, available, require
 from .spec import EngineSpec, specs_of
@@ -147,10 +147,15 @@ class TensorRTBackend(Backend):
         return specs_of(job.signature, points, static=self.config.static_engines, dynamic=self.config.dynamic_engine)
 
     def _plans(self, trt: Any, job: BuildJob) -> list[str]:
-        """Build every engine from the ONNX file in the folder; gives their names with the seconds that each took."""
+        """Build every engine from the ONNX file in the folder; gives their names with the seconds that each took.
+
+        Loading the builder is none of them: it takes seconds, but once for all builds of a run.
+        """
         specs = self._specs(job)
         cache = self._timing_cache(trt, job)
-        took = []
+        job.progress("loading the builder", None)
+        loading = load_builder(trt, job.signature)
+        took = [f"the builder itself ({loading:.1f} s)"] if loading >= 0.1 else []
         for number, spec in enumerate(specs):
             start = time.perf_counter()
             which = f"engine {number + 1} of {len(specs)}"
