@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .backends.inductor_jit import TorchInductorJitBackend, TorchInductorJitConfig
     from .backends.onnxruntime import ONNXRuntimeBackend, ONNXRuntimeConfig
     from .backends.openvino import OpenVINOBackend, OpenVINOConfig
+    from .backends.tensorrt import TensorRTBackend, TensorRTConfig, TensorRTRTXBackend
     from .backends.torchao import TorchAOBackend, TorchAOConfig
     from .capture.inspector import inspect
     from .capture.signature import BatchDim, DynamicDim
@@ -93,6 +94,9 @@ __all__ = [
     "SignatureMiss",
     "StoreError",
     "TargetError",
+    "TensorRTBackend",
+    "TensorRTConfig",
+    "TensorRTRTXBackend",
     "Tolerance",
     "TorchAOBackend",
     "TorchAOConfig",
@@ -133,6 +137,7 @@ _NAMES_OF = {
     "backends.inductor_jit": "TorchInductorJitBackend TorchInductorJitConfig",
     "backends.onnxruntime": "ONNXRuntimeBackend ONNXRuntimeConfig",
     "backends.openvino": "OpenVINOBackend OpenVINOConfig",
+    "backends.tensorrt": "TensorRTBackend TensorRTConfig TensorRTRTXBackend",
     "backends.torchao": "TorchAOBackend TorchAOConfig",
     "capture.inspector": "inspect",
     "capture.signature": "BatchDim DynamicDim",
