@@ -8,8 +8,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -18,7 +18,7 @@ from ..backends import registry
 from ..backends.base import BuildJob, Executable
 from ..errors import BackendUnavailable, ChildFailed, Refused
 from ..runtime import variant
-from .connection import Connection, Unreachable
+from .connection import Connection, Phase, Unreachable
 from .helper import search_path
 from .limits import BuildLimits
 from .outcome import raise_failure, tail
@@ -60,15 +60,25 @@ def build_here(job: BuildJob) -> Build:
     return Build(executable, False, time.perf_counter() - start)
 
 
+BuildSteps = Generator[Phase, None, Build]
+"""A build under way, which gives its phase ten times a second at least, and stops where it is closed."""
+
+
+def steps_here(job: BuildJob) -> BuildSteps:
+    """`build_here` as steps; there are none, since this process is busy meanwhile."""
+    yield from ()
+    return build_here(job)
+
+
 @contextmanager
-def building(folder: Path, isolation: Isolation | None = None) -> Iterator[Callable[[BuildJob], Build]]:
+def building(folder: Path, isolation: Isolation | None = None) -> Iterator[Callable[[BuildJob], BuildSteps]]:
     """What builds candidates, while entered: children with files in `folder`, or this process if isolation is off."""
     if (isolation or default_isolation()) == "off":
-        yield build_here
+        yield steps_here
         return
     children = Children(folder, gpu=(isolation or default_isolation()) == "all")
     try:
-        yield children.build
+        yield children.steps
     finally:
         children.close()
 
@@ -116,6 +126,24 @@ class Children:
             ChildFailed: it raised, ended its process, or passed a limit.
             BaseException: what `job.progress` raises to cancel, or an interrupt; all children are ended then.
         """
+        failure: BaseException | None = None
+        with closing(self.steps(job, limits=limits)) as steps:
+            while True:
+                try:
+                    phase = next(steps) if failure is None else steps.throw(failure)
+                except StopIteration as stop:
+                    made: Build = stop.value
+                    return made
+                try:
+                    job.progress(*phase)
+                except BaseException as error:
+                    failure = error
+
+    def steps(self, job: BuildJob, *, limits: BuildLimits | None = None) -> BuildSteps:
+        """`build` in steps, none of which calls `job.progress`. Whoever leaves them before their end closes them.
+
+        Until then nothing else can be built.
+        """
         backend = registry.get(job.candidate.backend)
         if backend.isolation == "none":
             return build_here(job)
@@ -125,7 +153,7 @@ class Children:
             job = replace(job, shared=self._folder / "shared")
         with self._lock:
             try:
-                return self._build(job, backend.imports, limits or self.limits)
+                return (yield from self._build(job, backend.imports, limits or self.limits))
             except Unreachable as why:
                 if is_third_party(backend):
                     raise Refused(
@@ -152,7 +180,7 @@ class Children:
         made.executable.notes = (*made.executable.notes, f"not isolated: {why}")
         return made
 
-    def _build(self, job: BuildJob, imports: tuple[str, ...], limits: BuildLimits) -> Build:
+    def _build(self, job: BuildJob, imports: tuple[str, ...], limits: BuildLimits) -> BuildSteps:
         helper = self._ready()
         scratch = Path(tempfile.mkdtemp(prefix="build-", dir=self._folder))
         try:
@@ -162,7 +190,7 @@ class Children:
                 "imports": imports,
                 "limits": asdict(limits.settled(scratch)),
             }
-            answer = helper.run(request, job.progress)
+            answer = yield from helper.run(request)
             text = tail(log)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ _POLL_SECONDS = 0.1
 _START_SECONDS = 120.0
 """For which the helper may import torch, on a slow disk and a busy machine."""
 _END_SECONDS = 15.0
+
+
+Phase = tuple[str, float | None]
+"""What a build does just now, and how much of that is done."""
 
 
 class Unreachable(Exception):
@@ -70,14 +74,14 @@ class Connection:
             last = next(iter(reversed(tail(self.log).strip().splitlines())), "no output")
             raise Unreachable(f"no process to start children from could be started ({last[:200]})") from None
 
-    def run(self, request: dict[str, Any], progress: Callable[[str, float | None], None]) -> dict[str, Any]:
-        """A job's answer; `lost` if the helper ended or fell silent."""
-        phase: tuple[str, float | None] = ("starting a child", None)
+    def run(self, request: dict[str, Any]) -> Generator[Phase, None, dict[str, Any]]:
+        """A job's answer, `lost` if the helper ended or fell silent; until then its phase, ten times a second at least."""
+        phase: Phase = ("starting a child", None)
         patience = time.monotonic() + request["limits"]["seconds"] + _START_SECONDS
         try:
             self.channel.send(request)
             while time.monotonic() < patience:
-                progress(*phase)
+                yield phase
                 message = self.channel.receive(_POLL_SECONDS)
                 if message is None:
                     continue

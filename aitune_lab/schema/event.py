@@ -30,9 +30,9 @@ class Event:
 
     `data` by kind: `run_started` {target, modules, trials, estimated_seconds, estimated_bytes, understood, planned,
     limits, environment}; `inspected` {rows, eager_seconds}; `trial_started` {index, total, phase}; `trial_progress`
-    {phase, fraction}; `trial_finished` and `trial_failed` {trial}; `choice_made` {choice, eager}; `plan_changed` {plan};
-    `log` {level, message}; `run_finished` {seconds, choices, estimate, end_to_end}; `run_cancelled` {seconds};
-    `run_failed` {error}.
+    {phase, fraction, and `doing` while a child builds}; `trial_finished` and `trial_failed` {trial}; `choice_made`
+    {choice, eager}; `plan_changed` {plan}; `log` {level, message}; `run_finished` {seconds, choices, estimate,
+    end_to_end}; `run_cancelled` {seconds}; `run_failed` {error}.
     """
 
     seq: int

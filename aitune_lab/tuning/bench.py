@@ -16,7 +16,7 @@ from ..capture.signature import RecordedSignature
 from ..capture.state import Snapshot
 from ..capture.structure import Flat, flatten, flatten_call, is_tensor, unflatten_call
 from ..capture.swap import original_method
-from ..isolation import Build, build_here
+from ..isolation import BuildSteps, steps_here
 from ..measure.benchmark import Timing, measure
 from ..measure.blocks import MeasureLimits
 from ..measure.reference import reference_dtype, reference_outputs
@@ -51,8 +51,8 @@ class Bench:
     limits: MeasureLimits
     check_cancelled: Callable[[], None] = lambda: None
     meter: Callable[..., Timing] = measure
-    build: Callable[[BuildJob], Build] = build_here
-    """Builds a candidate, in a child process or in this one."""
+    build: Callable[[BuildJob], BuildSteps] = steps_here
+    """Builds a candidate, in a child process, whose progress it gives, or in this one."""
     expected: dict[Point, list[Expected]] = field(default_factory=dict)
 
     def is_cancelled(self) -> bool:

@@ -27,13 +27,14 @@ from ..capture.signature import signatures_of
 from ..capture.state import preserved
 from ..capture.tree import find_modules, outermost
 from ..errors import TargetError
-from ..isolation import Build, building
+from ..isolation import BuildSteps, building
 from ..measure.blocks import MeasureLimits
 from ..schema import Candidate, ErrorClass, LeafDifference, Tolerance, Trial, TrialStatus
 from .bench import Bench
 from .candidates import as_candidate, candidate_of_label
+from .making import Steps
 from .strategies.words import error
-from .trial import Built, Steps, as_error, trial_steps
+from .trial import Built, as_error, trial_steps
 
 Kind = Literal["right", "wrong", "fails"]
 
@@ -260,7 +261,7 @@ class _Walk:
         return sorted(pairs, key=lambda pair: pair[1].place or 0)
 
     def _try(
-        self, row: ModuleRow, recording: Recording, depth: int, folder: Path, build: Callable[[BuildJob], Build]
+        self, row: ModuleRow, recording: Recording, depth: int, folder: Path, build: Callable[[BuildJob], BuildSteps]
     ) -> BisectRow:
         base = BisectRow(depth, row.path, row.class_name, "failed")
         reason = why_not(recording)

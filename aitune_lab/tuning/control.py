@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from ..errors import TargetError
@@ -99,17 +99,31 @@ class Control:
 
 
 def alternating(events: Iterator[Event], control: Control) -> Iterator[Event]:
-    """Pass a run's events on. The run's state is its own while it makes one, and free while the caller has one."""
-    try:
-        while True:
-            with control.running(wait=True):
+    """Pass a run's events on. The run's state is its own while it makes one, and free while the caller has one.
+
+    But while a child builds, it stays the run's.
+    """
+    free = True
+    with ExitStack() as held:
+        try:
+            while True:
+                if free:
+                    held.enter_context(control.running(wait=True))
                 event = next(events, None)
-            if event is None:
-                return
-            yield event
-    finally:
-        if isinstance(events, Generator):
-            events.close()
+                if event is None:
+                    return
+                free = not under_way(event)
+                if free:
+                    held.close()
+                yield event
+        finally:
+            if isinstance(events, Generator):
+                events.close()
+
+
+def under_way(event: Event) -> bool:
+    """Whether a child goes on building while the caller has this event."""
+    return event.kind == "trial_progress" and "doing" in event.data
 
 
 @dataclass

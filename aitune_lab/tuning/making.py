@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..backends.base import BuildJob, Executable
 from ..capture.swap import original_method
-from ..isolation import build_here
+from ..isolation import Build, BuildSteps, steps_here
 from ..runtime import variant
 from ..schema import Candidate
 from .bench import Bench
 from .recall import Known
+
+T = TypeVar("T")
+Steps = Generator[tuple[str, float | None], None, T]
+"""Phases with the fraction done (None if unknown) while something runs, then its result."""
+
+BUILDING = "build: "
+"""Begins the phase of a build that goes on meanwhile, in a child process."""
+REPEAT_SECONDS = 0.5
+"""Between two words on one phase of a build."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +41,12 @@ class Made:
     log: str = ""
 
 
-def make(bench: Bench, candidate: Candidate, key: str, known: Known | None) -> Made:
+def make(bench: Bench, candidate: Candidate, key: str, known: Known | None) -> Steps[Made]:
     """The candidate's executable: loaded from the artifact of this run or of the store, else built and kept."""
     if known is None:
         folder = bench.folder / key
         folder.mkdir(parents=True, exist_ok=True)
-        return _built(bench, build_job(bench, candidate, folder))
+        return (yield from _built(bench, build_job(bench, candidate, folder)))
     artifact_key = known.keys.artifact(candidate)
     folder = bench.folder / artifact_key
     facts: Mapping[str, Any] | None = known.recall.kept.get(artifact_key)
@@ -46,7 +56,7 @@ def make(bench: Bench, candidate: Candidate, key: str, known: Known | None) -> M
         found = known.recall.take(artifact_key, folder)
         facts = found.facts if found is not None else None
     job = build_job(bench, candidate, folder, shared=known.recall.shared)
-    if facts is not None or bench.build is build_here:
+    if facts is not None or bench.build is steps_here:
         known.recall.begin(artifact_key, candidate)
     if facts is not None:
         start = time.perf_counter()
@@ -59,7 +69,7 @@ def make(bench: Bench, candidate: Candidate, key: str, known: Known | None) -> M
         shutil.rmtree(folder)
         folder.mkdir()
     known.recall.counts.builds += 1
-    made = _built(bench, job)
+    made = yield from _built(bench, job)
     known.recall.begin(artifact_key, candidate)
     facts = {
         "label": candidate.label,
@@ -73,10 +83,28 @@ def make(bench: Bench, candidate: Candidate, key: str, known: Known | None) -> M
     return made
 
 
-def _built(bench: Bench, job: BuildJob) -> Made:
-    build = bench.build(job)
+def _built(bench: Bench, job: BuildJob) -> Steps[Made]:
+    build = yield from _worth_saying(bench, bench.build(job))
     notes = build.executable.notes
     return Made(build.executable, job, build.seconds, notes, _size(job.folder), build.isolated, build.log)
+
+
+def _worth_saying(bench: Bench, steps: BuildSteps) -> Steps[Build]:
+    """A build's phases: each when it is new, and from time to time how far one is."""
+    said: set[str] = set()
+    last = 0.0
+    with closing(steps):
+        while True:
+            try:
+                phase, fraction = next(steps)
+            except StopIteration as stop:
+                build: Build = stop.value
+                return build
+            if phase not in said or (fraction is not None and time.monotonic() - last >= REPEAT_SECONDS):
+                said.add(phase)
+                last = time.monotonic()
+                yield BUILDING + phase, fraction
+            bench.check_cancelled()
 
 
 def _loaded(job: BuildJob, facts: Mapping[str, Any]) -> Made | None:

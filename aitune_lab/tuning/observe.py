@@ -193,7 +193,7 @@ def _log(event: Event) -> None:
     if event.kind == "trial_started":
         text: str | None = f"{event.path or '(model)'}: trying {event.candidate.label if event.candidate else ''}"
     elif event.kind == "trial_progress":
-        text = f"{event.path or '(model)'}: {event.data.get('phase')}"
+        text = f"{event.path or '(model)'}: {event.data.get('doing') or event.data.get('phase')}"
     else:
         text = line(event)
     if text:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 from ..backends import registry
 from ..schema import Candidate, Event, EventKind, Plan, Rule, Trial, to_data
 from .candidates import EAGER, Shortlist
 from .control import Control, Remaining
+from .making import BUILDING, Steps
 from .observe import notice
 from .race import Race
 from .recall import Recall
 from .strategies import Decision, Strategy
 from .strategies.words import size
-from .trial import Built, Steps, attempt
+from .trial import Built, attempt
 from .units import Unit, strategy_for
 
 
@@ -168,16 +170,26 @@ class Racing:
     ) -> Generator[Event, None, Built]:
         """A trial's phases as events."""
         start = self._control.seconds()
-        while True:
-            yield from self.between_steps()
-            try:
-                phase, fraction = next(steps)
-            except StopIteration as stop:
-                result: Built = stop.value
-                return result
-            left = self.remaining.seconds(what, self._control.seconds() - start)
-            data = {"phase": phase, "fraction": fraction, "remaining_seconds": left}
-            yield self._events.event("trial_progress", **place, data=data)
+        doing = ""
+        with closing(steps):
+            while True:
+                if doing:  # nothing else can be built while a build is under way, so a pause waits for its end
+                    self._control.check()
+                else:
+                    yield from self.between_steps()
+                try:
+                    phase, fraction = next(steps)
+                except StopIteration as stop:
+                    result: Built = stop.value
+                    return result
+                left = self.remaining.seconds(what, self._control.seconds() - start)
+                data = {"phase": phase, "fraction": fraction, "remaining_seconds": left}
+                doing = phase.removeprefix(BUILDING) if phase.startswith(BUILDING) else ""
+                if doing:
+                    # A fraction of one step of many says nothing of the trial's.
+                    told = doing if fraction is None else f"{doing} {fraction:.0%}"
+                    data |= {"phase": "build", "fraction": None, "doing": told}
+                yield self._events.event("trial_progress", **place, data=data)
 
     def _decide(self, race: Race, strategy: Strategy) -> Generator[Event, None, Decision]:
         """A race's decision, with what it does as events."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ from ..schema import (
     TrialStatus,
 )
 from .bench import Bench, LostAlias
-from .making import Made, build_job, drop, make
+from .making import Made, Steps, build_job, drop, make
 from .recall import Known
 from .search import Rival, rough_look
 
@@ -53,10 +53,6 @@ class Built:
     call: Callable[..., Any] | None = None
     reused: bool = False
     """The trial is an earlier run's."""
-
-
-Steps = Generator[tuple[str, float | None], None, T]
-"""Phases with the fraction done (None if unknown) while something runs, then its result."""
 
 
 def attempt(
@@ -101,7 +97,7 @@ def trial_steps(
         backend_class = registry.require(candidate.backend)
         trial = replace(trial, versions=dict(backend_class.available().versions))
         yield "build", None
-        made = make(bench, candidate, key, known)
+        made = yield from make(bench, candidate, key, known)
         trial = replace(
             trial,
             build_seconds=made.build_seconds,
@@ -150,7 +146,7 @@ def revived(bench: Bench, trial: Trial, known: Known) -> Built:
 
 
 def _revived(bench: Bench, trial: Trial, known: Known) -> Built:
-    made = make(bench, trial.candidate, trial.key, known)
+    made = _finished(make(bench, trial.candidate, trial.key, known))
     try:
         built = _dispatched(bench, made.job, made.executable, trial)
         again = _finished(_compared(bench, built))

@@ -19,7 +19,7 @@ from ..capture.signature import RecordedSignature
 from ..capture.state import preserved
 from ..capture.tree import find_modules, outermost
 from ..errors import DataError, TargetError
-from ..isolation import Children, build_here
+from ..isolation import Children, steps_here
 from ..schema import Choice, Plan, Rule
 from .bench import Bench
 from .candidates import EAGER, Shortlist, complexity_of, shortlist
@@ -146,7 +146,7 @@ class Preparation:
             limits_of(self.plan.limits.search, self.options.measure_limits),
             self.check_cancelled,
             self.meter,
-            self.children.build if self.children is not None else build_here,
+            self.children.steps if self.children is not None else steps_here,
         )
         context = ChoiceContext(
             self.plan.tolerance,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,12 @@ from common import CUDA, DIM, GRAPH, INDUCTOR_GRAPH, Chain, job_of, on_gpu, pinn
 from gpu_faults import GpuFaultsBackend, faulty
 from torch import nn
 
-from aitune_lab import stats
+from aitune_lab import stats, unwrap
 from aitune_lab.backends import registry
+from aitune_lab.backends.tensorrt import TensorRTBackend
 from aitune_lab.errors import ChildFailed, Refused
 from aitune_lab.isolation import BuildLimits, Children
-from aitune_lab.schema import Candidate, Plan
+from aitune_lab.schema import Candidate, Event, Plan, Rule
 from aitune_lab.testing.scripted import ScriptedMeter
 from aitune_lab.tuning.api import make_tuner, run
 from aitune_lab.tuning.tuner import TuneOptions
@@ -192,7 +194,7 @@ import gc, sys, warnings
 import torch
 from torch import nn
 import aitune_lab as ait
-from aitune_lab.schema import Candidate, Plan
+from aitune_lab.schema import Candidate, Event, Plan, Rule
 from aitune_lab.testing.scripted import ScriptedMeter
 from aitune_lab.tuning.api import make_tuner, run
 from aitune_lab.tuning.tuner import TuneOptions
@@ -256,3 +258,76 @@ def test_tuning_again_takes_no_more_gpu_memory(isolation: str) -> None:
     assert len(figures) == 3, done.stdout + done.stderr[-3000:]
     assert figures[-1] - figures[0] <= 16, done.stdout
     assert ("'inductor', 'ok', True" in done.stdout) == (isolation == "all"), done.stdout
+
+
+# --- TensorRT
+
+TENSORRT = TensorRTBackend.available()
+needs_tensorrt = pytest.mark.skipif(not TENSORRT.ok, reason=TENSORRT.reason or "available")
+
+
+def engine_candidate() -> Candidate:
+    return TensorRTBackend(optimization_level=0, static_engines=1).candidate()
+
+
+def builds_an_engine(event: Event) -> bool:
+    return event.kind == "trial_progress" and "engine 1 of" in str(event.data.get("doing"))
+
+
+@needs_tensorrt
+def test_tensorrt_builds_in_a_child_once_and_says_what_it_does(tmp_path: Path) -> None:
+    module, x = on_gpu(Chain(4)), random(4, DIM)
+    result = pinned(module, [x], engine_candidate(), isolation="all", store=tmp_path)
+    (trial,) = [t for t in result.trials.values() if t.candidate == engine_candidate()]
+    assert trial.status == "ok", trial.reason
+    assert trial.isolated
+    assert result.counts.builds >= 1
+    assert any(map(builds_an_engine, result.events)), [e.data for e in result.events if e.kind == "trial_progress"]
+    for _ in range(2):
+        torch.testing.assert_close(quiet(module, x), Chain.forward(module, x), rtol=1e-3, atol=1e-3)
+        assert stats(module).dispatched == 1
+        unwrap(module)
+        again = pinned(module, [x], engine_candidate(), isolation="all", store=tmp_path)
+        assert again.counts.builds == 0
+        assert again.choices[0].candidate == engine_candidate()
+
+
+@needs_tensorrt
+def test_a_cancel_while_tensorrt_builds_in_a_child_leaves_nothing_behind() -> None:
+    module, x = on_gpu(Chain(8)), random(4, DIM)
+    plan = Plan(rules=(Rule("", "pin", candidate=engine_candidate()),))
+    options = TuneOptions(meter=ScriptedMeter(), end_to_end=False, isolation="all", store=None)
+    tuner = make_tuner(module, [x], plan, options)
+    building, own = threading.Event(), psutil.Process()
+    known = {process.pid for process in own.children(recursive=True)}
+    started: list[psutil.Process] = []
+
+    def cancel() -> None:
+        building.wait()
+        tuner.cancel()
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    kinds = []
+    for event in tuner.steps():
+        kinds.append(event.kind)
+        if builds_an_engine(event) and not started:
+            started = [process for process in own.children(recursive=True) if process.pid not in known]
+            building.set()
+            canceller.join()
+    building.set()
+    canceller.join()
+    assert started, "no progress of a build was seen"
+    assert kinds[-1] == "run_cancelled"
+    assert not {"trial_finished", "trial_failed"} & set(kinds)
+    psutil.wait_procs(started, timeout=60)
+    assert all(map(has_ended, started))
+    assert "forward" not in vars(module)
+    assert torch.equal(module(x), Chain.forward(module, x))
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
