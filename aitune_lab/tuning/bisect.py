@@ -32,9 +32,8 @@ from ..measure.blocks import MeasureLimits
 from ..schema import Candidate, ErrorClass, LeafDifference, Tolerance, Trial, TrialStatus
 from .bench import Bench
 from .candidates import as_candidate, candidate_of_label
-from .making import Steps
 from .strategies.words import error
-from .trial import Built, as_error, trial_steps
+from .trial import as_error, finished, trial_steps
 
 Kind = Literal["right", "wrong", "fails"]
 
@@ -280,7 +279,7 @@ class _Walk:
                     MeasureLimits(),
                     build=build,
                 )
-                built = _result(
+                built = finished(
                     trial_steps(bench, self.candidate, f"{depth}-{len(list(folder.iterdir()))}", timed=False)
                 )
                 if built.installed is not None:
@@ -297,15 +296,6 @@ class _Walk:
 def _folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="aitune-lab-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-
-
-def _result(steps: Steps[Built]) -> Built:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            built: Built = stop.value
-            return built
 
 
 def _row(base: BisectRow, trial: Trial) -> BisectRow:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -146,10 +147,10 @@ def revived(bench: Bench, trial: Trial, known: Known) -> Built:
 
 
 def _revived(bench: Bench, trial: Trial, known: Known) -> Built:
-    made = _finished(make(bench, trial.candidate, trial.key, known))
+    made = finished(make(bench, trial.candidate, trial.key, known))
     try:
         built = _dispatched(bench, made.job, made.executable, trial)
-        again = _finished(_compared(bench, built))
+        again = finished(_compared(bench, built))
         if again.status != "ok" or (again.error_class == "refused" and trial.error_class != "refused"):
             raise Refused(f"loaded again, it answers otherwise than when it was tried: {again.reason}")
     except BaseException:
@@ -158,14 +159,15 @@ def _revived(bench: Bench, trial: Trial, known: Known) -> Built:
     return Built(trial, built.installed, built.call)
 
 
-def _finished(steps: Steps[T]) -> T:
+def finished(steps: Steps[T]) -> T:
     """What steps come to."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+    with closing(steps):
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
 
 
 def _raise_if_lost(device: torch.device, trial: Trial, error: Exception) -> None:

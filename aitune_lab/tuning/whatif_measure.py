@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -290,14 +291,14 @@ def _run(race: Race, candidate: Candidate) -> Built:
     if why := known.recall.quarantined(artifact):
         raise BuildError(f"{candidate.label} for {race.name} can't be measured: {why}")
     with known.recall.surviving(artifact):
-        steps = trial_steps(race.bench, candidate, key, accept_error=True, timed=False, known=known)
-        while True:
-            race.bench.check_cancelled()
-            try:
-                next(steps)
-            except StopIteration as stop:
-                built: Built = stop.value
-                return built
+        with closing(trial_steps(race.bench, candidate, key, accept_error=True, timed=False, known=known)) as steps:
+            while True:
+                race.bench.check_cancelled()
+                try:
+                    next(steps)
+                except StopIteration as stop:
+                    built: Built = stop.value
+                    return built
 
 
 def _dispatch(unit: Unit, plan: Plan, options: TuneOptions) -> Installed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from faults import CompilerBackend, faulty, job_for, load_case
 from torch import nn
 
 from aitune_lab import tune
-from aitune_lab.errors import ChildFailed, Refused
+from aitune_lab.errors import ChildFailed, Refused, TargetError
 from aitune_lab.isolation import BuildLimits, Children
-from aitune_lab.schema import Candidate, Plan
+from aitune_lab.schema import Candidate, Event, Plan
 from aitune_lab.testing import ScriptedBackend, ScriptedMeter, scripted_backend
 from aitune_lab.tuning.api import make_tuner, run
 from aitune_lab.tuning.options import TuneOptions
@@ -261,3 +262,38 @@ def test_isolation_off_builds_here(net: nn.Module, monkeypatch: pytest.MonkeyPat
     trial = next(t for t in result.trials.values() if t.candidate.backend == "faulty")
     assert not trial.isolated
     assert trial.reason == "failed to build: RuntimeError: no such operator"
+
+
+def doing(event: Event) -> str:
+    return str(event.data.get("doing", "")) if event.kind == "trial_progress" else ""
+
+
+def test_a_run_tells_what_its_child_does_and_ends_it_when_cancelled(net: nn.Module, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    candidates = (faulty(pids=tmp_path / "others"), faulty("hang", pids))
+    options = TuneOptions(backends=candidates, meter=ScriptedMeter(), isolation="auto", end_to_end=False, store=None)
+    tuner = make_tuner(net, [X], Plan(), options)
+    cancelled, events = threading.Event(), []
+
+    def cancel() -> None:
+        tuner.pause()  # which a build under way does not heed
+        tuner.cancel()
+        cancelled.set()
+
+    for event in tuner.steps():
+        events.append(event)
+        if doing(event) == "compiling 50%" and event.candidate == faulty("hang", pids) and not cancelled.is_set():
+            with pytest.raises(TargetError, match="the run is at work"):
+                tuner.apply_best()
+            threading.Thread(target=cancel).start()
+            assert cancelled.wait(60)
+    kinds = [event.kind for event in events]
+    assert kinds[-1] == "run_cancelled"
+    assert kinds.count("trial_finished") + kinds.count("trial_failed") == 1
+    assert {doing(event) for event in events if event.candidate == candidates[0]} >= {
+        "starting a child",
+        "compiling 50%",
+    }
+    assert {event.data["phase"] for event in events if doing(event)} == {"build"}
+    assert not any(psutil.pid_exists(int(line)) for line in pids.read_text().split())
+    assert "forward" not in vars(net)
