@@ -28,8 +28,7 @@ class Definitions:
         self._taken = set(taken)
         self._names: dict[Any, str] = {}
         self._imports: dict[str, None] = {}
-        self._comments: dict[str, None] = {}
-        self._registered: dict[str, None] = {}
+        self._lines: dict[str, None] = {}
 
     def name_of(self, thing: type | FunctionType) -> str:
         """The expression that a class or function goes by in the script."""
@@ -39,28 +38,29 @@ class Definitions:
 
     def ask_for(self, name: str, what: str) -> None:
         """Say that the script's user has to define a name first."""
-        self._comments[f"# {name} is yours, {what}: define it here."] = None
+        self._lines[f"# {name} is yours, {what}: define it here."] = None
 
     def use_backend(self, name: str, known: type[Backend] | None = None) -> None:
         """See to it that a backend is registered: built-in ones and those of installed packages are by themselves."""
         if name not in registry.names():
             if known is None:
-                self._comments[f"# The backend {name!r} is yours: register its class here."] = None
+                self._lines[f"# The backend {name!r} is yours: register its class here."] = None
                 return
         elif not registry.is_imported(name):
             return
         backend = known or registry.get(name)
         if not backend.__module__.startswith(_BUILT_IN):
             self._imports[f"from {_PACKAGE}.backends import registry"] = None
-            self._registered[f"registry.register({self.name_of(backend)})"] = None
+            there = self.name_of(backend)  # its definition is asked for first
+            self._lines[f"registry.register({there})"] = None
 
     def imports(self) -> list[str]:
         """The lines that import."""
         return sorted(self._imports)
 
     def lines(self) -> list[str]:
-        """The lines that come before the first use: what is to be defined, then what is registered."""
-        return [*self._comments, *self._registered]
+        """The lines that come before the first use: what is to be defined and registered."""
+        return list(self._lines)
 
     def _named(self, thing: type | FunctionType) -> str:
         name = thing.__name__
@@ -73,7 +73,7 @@ class Definitions:
             return alias
         alias = self._free(name)
         renamed = "" if alias == name else f" (there {name})"
-        self._comments[f"# {alias} is yours: bring the definition of {described(thing)}{renamed} here."] = None
+        self._lines[f"# {alias} is yours: bring the definition of {described(thing)}{renamed} here."] = None
         return alias
 
     def _free(self, name: str) -> str:

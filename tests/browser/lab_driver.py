@@ -251,6 +251,8 @@ class LabPage:
             return
         self.command("apputils:change-theme", theme=f"JupyterLab {theme.title()}")
         self.page.locator(f"body[data-jp-theme-light={light}]").wait_for(state="attached")
+        # JupyterLab covers the page while it changes its colours.
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")
 
     def save(self) -> None:
         """Write the notebook and wait until the file is there."""

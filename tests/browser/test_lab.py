@@ -154,6 +154,29 @@ def test_a_control_is_acknowledged_while_a_trial_waits(lab_page: Callable[..., A
 
 
 @pytest.mark.browser
+def test_a_choice_stands_while_the_kernel_has_not_answered(lab_page: Callable[..., Any]) -> None:
+    journey = Journey(
+        lab_page,
+        SHOW,
+        "view, go = lab._page.view, threading.Event()\nanswer = view._on_command\n"
+        "view.on_command(lambda op, args: answer(op, args) if go.wait(60) else None)",
+        "go.set()",
+    )
+    journey.step("choose")
+    journey.says("8 trials over 2 modules")
+    journey.lab.run(2)
+    field = journey.root.locator("select[data-field=accuracy]")
+    field.select_option("exact")
+    journey.says("Queued until the running cell ends")
+    assert field.input_value() == "exact"
+    journey.shot("queued")
+    journey.lab.run(3)
+    journey.says("Accepted results: exact")
+    journey.page.wait_for_function("!document.querySelector('.aitl select[aria-busy]')")
+    assert field.input_value() == "exact"
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_pin_changes_plan_and_code(lab_page: Callable[..., Any], theme: str) -> None:
     journey = Journey(lab_page, SHOW, "print(lab.plan.rules)", theme=theme)

@@ -17,6 +17,7 @@ import { MARKS, drawBlock, drawButton } from "./lab_blocks.js";
 /** @typedef {{getWidget(ref: string): Promise<{render(options: {el: HTMLElement, signal?: AbortSignal}): Promise<void>}>}} Host */
 
 const QUEUED_AFTER_MS = 700;
+const SETTLED_AFTER_MS = 400;
 const SLOT_ATTEMPTS = 40;
 
 export class Page {
@@ -50,6 +51,8 @@ export class Page {
     this.slots = new Map();
     /** Callbacks of commands that the kernel has not answered yet. @type {Map<string, (answer: Answer) => void>} */
     this.waiting = new Map();
+    /** The latest command of each control. @type {WeakMap<HTMLElement, number>} */
+    this.latest = new WeakMap();
     /** Keys of table rows whose details are shown. @type {Set<string>} */
     this.opened = new Set();
     /** @type {Map<string, (event: Event) => void>} */
@@ -133,10 +136,21 @@ export class Page {
   /** Send a command of a control, and say what the kernel answers. @param {string} op @param {Record<string, unknown>} args @param {HTMLElement} [control] */
   async send(op, args, control) {
     control?.setAttribute("aria-busy", "true");
-    const late = setTimeout(() => this.say("Queued until the running cell ends", "muted"), QUEUED_AFTER_MS);
-    const answer = await this.ask(op, args);
+    const late = setTimeout(() => this.say("Queued until the running cell ends", "waiting"), QUEUED_AFTER_MS);
+    const asked = this.ask(op, args);
+    const number = this.counter;
+    if (control) this.latest.set(control, number);
+    const settle = () => {
+      if (!control || this.latest.get(control) !== number) return;
+      control.removeAttribute("aria-busy");
+      this.draw();
+    };
+    const answer = await asked;
     clearTimeout(late);
-    control?.removeAttribute("aria-busy");
+    // The new state comes a moment after the answer: a field shows what was chosen until then, not what was before.
+    if (answer.ok && control?.matches("select, input")) setTimeout(settle, SETTLED_AFTER_MS);
+    else settle();
+    if (!answer.ok && control instanceof HTMLInputElement && control.type === "checkbox") control.checked = !control.checked;
     this.say(answer.ok ? String(answer.reply?.said ?? "") : answer.error, answer.ok ? "good" : "error");
   }
 

@@ -30,7 +30,7 @@ export function openMenu(host, anchor, about, asked, on) {
   const leave = item("Leave alone (eager)", "run the original, tune nothing here", about.rule === "leave", () => choose({ op: "leave", path: about.path }));
   body.append(automatic, wait, element("div", { class: "ait-menu-line", role: "separator" }), leave);
   const busy = setTimeout(() => {
-    wait.textContent = "The kernel is busy: they come when the running cell has ended.";
+    wait.textContent = "The kernel is busy: the candidates come when the running cell ends.";
   }, BUSY_AFTER_MS);
   asked.then(fill, (error) => {
     wait.textContent = String(error.message ?? error);

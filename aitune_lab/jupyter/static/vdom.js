@@ -40,6 +40,8 @@ function assign(el, name, value, before, fresh) {
     if (value) el.addEventListener(name.slice(2), value);
   } else if (name === "value" || name === "checked") {
     const field = /** @type {any} */ (el);
+    // What was chosen stands while the kernel has not answered yet.
+    if (el.hasAttribute("aria-busy")) return;
     // What the user is typing is never taken away; what the kernel says comes after the focus has left.
     if (document.activeElement !== el || el.tagName === "SELECT" || name === "checked") {
       if (name === "value" && !fresh && before === value && el.tagName !== "SELECT") return;
