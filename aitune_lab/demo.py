@@ -164,7 +164,7 @@ def run_demo(output: str, *, backends: Sequence[str] | None = None, as_json: boo
     begun = time.perf_counter()
     found: list[float] = []
 
-    with progress_of(tuner, console) as show:
+    with progress_of(console) as show:
 
         def follow(event: Any) -> None:
             show(event)

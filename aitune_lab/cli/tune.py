@@ -95,7 +95,7 @@ def _tuned(options: argparse.Namespace) -> tuple[TuneResult, str | None]:
             retry=options.retry,
         ),
     )
-    with progress_of(tuner, Console(stderr=True)) as progress:
+    with progress_of(Console(stderr=True)) as progress:
         result = api.run(tuner, progress, journal=options.report)
     console = Console()
     if not options.json:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..capture.inspector import Inspection
-    from ..tuning.tuner import Tuner
 
 NARROW = 110
 """Characters of a terminal below which tables leave out what other rows tell too."""
@@ -81,7 +80,7 @@ def _table(columns: Sequence[Column], rows: Sequence[Any]) -> Any:
 
 
 @contextmanager
-def progress_of(tuner: Tuner, console: Console) -> Iterator[Callable[[Event], None]]:
+def progress_of(console: Console) -> Iterator[Callable[[Event], None]]:
     """Shows a run: give each event to the function that this yields.
 
     On a terminal one live line says what runs now, in which phase, for how long, and how much is left; finished steps
@@ -100,14 +99,13 @@ def progress_of(tuner: Tuner, console: Console) -> Iterator[Callable[[Event], No
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, SpinnerColumn, TimeElapsedColumn
     from rich.text import Text
 
-    running = {"what": "", "trial": False, "estimate": ""}
+    running = {"what": "", "phase": "", "estimate": ""}
 
     class Now(ProgressColumn):
-        """What runs now. Asked by rich's own thread, so a long build shows its phases too."""
+        """What runs now."""
 
         def render(self, task: Any) -> Text:
-            phase = tuner.phase if running["trial"] else ""
-            return Text(clean(f"{running['what']}{f': {phase}' if phase else ''}"))
+            return Text(clean(": ".join(filter(None, (running["what"], running["phase"])))))
 
     class Estimate(ProgressColumn):
         def render(self, task: Any) -> Text:
@@ -124,10 +122,12 @@ def progress_of(tuner: Tuner, console: Console) -> Iterator[Callable[[Event], No
                 running["estimate"] = f"of about {float(data.get('estimated_seconds') or 0):.0f} s"
             elif event.kind == "trial_started":
                 label = event.candidate.label if event.candidate else ""
-                running.update(what=f"{event.path or '(model)'}: {label}", trial=True)
+                running.update(what=f"{event.path or '(model)'}: {label}", phase=str(data.get("phase") or ""))
                 live.update(task, total=int(data.get("total") or 0))
+            elif event.kind == "trial_progress":
+                running["phase"] = str(data.get("doing") or data.get("phase") or "")
             elif event.kind in ("trial_finished", "trial_failed"):
-                running.update(trial=False, what="")
+                running.update(what="", phase="")
                 live.advance(task)
             elif event.kind == "log":
                 running["what"] = str(data.get("message", ""))

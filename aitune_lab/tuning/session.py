@@ -107,7 +107,7 @@ def reduce(state: SessionState, event: Event) -> SessionState:
         )
         return replace(state, progress=progress)
     if event.kind == "trial_progress":
-        phase = str(data.get("phase") or state.progress.phase)
+        phase = str(data.get("doing") or data.get("phase") or state.progress.phase)
         return replace(state, progress=replace(state.progress, phase=phase, fraction=data.get("fraction")))
     if event.kind in ("trial_finished", "trial_failed"):
         trial = from_data(data["trial"], Trial)

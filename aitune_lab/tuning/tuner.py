@@ -73,8 +73,6 @@ class Tuner:
         self.end_to_end: EndToEnd | None = None
         self.estimated: dict[str, Any] = {}
         self.understood = ""
-        self.phase = ""
-        """What the running trial does just now (`"compiling"`, `"measure"`); may be read from any thread."""
         self.recall = Recall(self.options.store, retry=self.options.retry)
         self.control = Control()
         self.journal: Path | None = None

@@ -344,7 +344,7 @@ def test_live_progress_and_tables_on_a_terminal() -> None:
     with scripted_backend():
         options = TuneOptions(backends=("scripted",), meter=ScriptedMeter())
         tuner = Tuner(Pair(Mlp(), Mlp()).eval(), [torch.randn(2, 4)], options=options)
-        with progress_of(tuner, console) as show:
+        with progress_of(console) as show:
             result = api.run(tuner, show)
     from aitune_lab.report.results import result_blocks
 

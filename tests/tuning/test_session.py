@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,9 @@ def test_progress_within_a_trial() -> None:
     progress = replay(events()[:5]).progress
     assert (progress.done, progress.total, progress.phase, progress.fraction) == (0, 2, "measure", 0.5)
     assert (progress.path, progress.candidate) == ("encoder", "onnxruntime")
+    building = {"phase": "build", "fraction": None, "doing": "compiling 50%"}
+    event = replace(events()[4], data=building)
+    assert replay([*events()[:4], event]).progress.phase == "compiling 50%"
 
 
 @pytest.mark.parametrize(("end", "status"), [("run_cancelled", "cancelled"), ("run_failed", "failed")])
