@@ -7,6 +7,9 @@ from typing import Any
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
+HINT = "<p>No workbench can be drawn here. lab.run() inspects and tunes; showing the Lab again then shows what came of it.</p>"
+"""Stands beneath the static copy where no page draws widgets, before there are results."""
+
 Bundle = dict[str, Any]
 """A MIME bundle: what to show by MIME type."""
 

@@ -25,7 +25,7 @@ from ..tuning.result import TuneResult
 from ..tuning.strategies import Strategy
 from . import plans, registry
 from .core import options_of
-from .display import Display, ProgressLine, bundle_of, can_show_widgets
+from .display import HINT, Display, ProgressLine, bundle_of, can_show_widgets
 from .exports import as_script, static_html, write_export
 from .views_tune import ending_words, lab_text, run_words
 from .whatifs import NamedMix, resolved
@@ -330,7 +330,8 @@ class Lab(LabWork):
 
     def _ipython_display_(self) -> None:
         if self._closed or not can_show_widgets():
-            Display().show(bundle_of(str(self), self.static()))
+            hint = "" if self._closed or self.snapshot.result is not None else HINT
+            Display().show(bundle_of(str(self), self.static() + hint))
             return
         try:
             page = self._make_page()
@@ -361,7 +362,7 @@ class Lab(LabWork):
         try:
             return super()._tune()
         finally:
-            self._refresh()
+            self._refresh(running=False)
 
     def _inspect(self) -> Inspection:
         try:
@@ -369,12 +370,14 @@ class Lab(LabWork):
         finally:
             self._refresh()
 
-    def _refresh(self) -> None:
-        """Bring the static copy in the notebook up to date."""
+    def _refresh(self, *, running: bool | None = None) -> None:
+        """Bring the static copy in the notebook up to date; `running` says how it is as soon as this job has ended."""
         page = self._page
         if page is not None and not self._closed:
             try:
-                self._display.replace(bundle_of(str(self), self.static(), page.view.model_id))
+                now = self.running if running is None else running
+                text = lab_text(self.snapshot, self.inspection, running=now)
+                self._display.replace(bundle_of(text, self.static(), page.view.model_id))
             except Exception:
                 _log.exception("the static copy in the notebook could not be brought up to date")
 
