@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 
 from ..backends.base import BuildJob, Executable
+from ..backends.captured import keeping
 from ..capture.probe import autocast_of, seeded
 from ..capture.structure import flatten, is_tensor, unflatten_call
 from ..errors import Refused
@@ -67,6 +68,8 @@ class _Captured:
     outputs: list[torch.Tensor]
     places: tuple[int, ...]
     pool: Any
+    kept: list[Any]
+    """What the executable needs as long as the graph."""
     uses: int = 0
     alive: bool = True
     """False once its memory may be used for something else; read and written under the pool's lock."""
@@ -301,13 +304,19 @@ class CudaGraphs:
                 if self.inner.uncovered is not None and self.inner.uncovered() != covered:
                     raise Refused("calls of this shape would be compiled again and run the original")
 
-            graph, results, token = capture(self.pool, warm_up, lambda: self._run(inputs))
+            kept: list[Any] = []
+
+            def run() -> list[torch.Tensor]:
+                with keeping(kept):
+                    return self._run(inputs)
+
+            graph, results, token = capture(self.pool, warm_up, run)
         try:
             outputs, places = output_places(self._tensor_outputs(), results, inputs, weights_of(self.job.module))
         except BaseException:
             self.pool.release(token)
             raise
-        return _Captured(graph, inputs, outputs, places, token)
+        return _Captured(graph, inputs, outputs, places, token, kept)
 
     def _static(self, tensor: torch.Tensor) -> torch.Tensor:
         layout = _format_of(tensor) if self._channels_last else torch.preserve_format

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import os
 import random as shuffling
 import subprocess
@@ -25,12 +26,12 @@ import aitune_lab as ait
 from aitune_lab.backends.base import Executable
 from aitune_lab.backends.tensorrt import TensorRTBackend, TensorRTConfig, backend as backend_module
 from aitune_lab.backends.tensorrt.builder import build_plan
-from aitune_lab.backends.tensorrt.engine import MAX_CONTEXTS, Engine
+from aitune_lab.backends.tensorrt.engine import MAX_CONTEXTS, Engine, _Context as Context
 from aitune_lab.backends.tensorrt.flavor import FLAVORS, require
 from aitune_lab.backends.tensorrt.spec import EngineSpec
 from aitune_lab.capture.structure import flatten, is_tensor
 from aitune_lab.errors import Refused
-from aitune_lab.runtime.cuda_graph import MAX_GRAPHS, with_cuda_graph
+from aitune_lab.runtime.cuda_graph import MAX_GRAPHS, capturing, with_cuda_graph
 from aitune_lab.runtime.variant import build, load
 from aitune_lab.schema import Candidate, Node, Plan, Rule, Signature, TensorLeaf
 from aitune_lab.testing import BackendContract
@@ -375,6 +376,30 @@ def test_graphs_share_the_scratch_memory_of_their_pool() -> None:
         thread.join()
     assert wrong == []
     graphs.close()
+
+
+def test_the_context_of_a_graph_goes_with_it() -> None:
+    module = on_gpu(Chain(4))
+    calls = [random(n + 1, DIM) for n in range(12)]
+    candidate = TensorRTBackend(static_engines=0, optimization_level=0).candidate()
+    job = replace(job_of(module, *calls, candidate=candidate), shared=shared())
+    before = contexts()
+    graphs = with_cuda_graph(build(job), job, limit=2)
+    with capturing():
+        for x in calls:  # each takes another one's place
+            check(graphs, module, x)
+    assert len(graphs.call.__self__.captured) == 2  # type: ignore[attr-defined]
+    assert contexts() - before <= 2 + MAX_CONTEXTS
+    for x in calls:
+        check(graphs, module, x)
+    graphs.close()
+    del graphs
+    assert contexts() == before
+
+
+def contexts() -> int:
+    gc.collect()
+    return sum(isinstance(x, Context) for x in gc.get_objects())
 
 
 # --- precisions, options, weights

@@ -6,7 +6,7 @@ What an engine asks for, and how it is kept:
 - It synchronises on the default stream, so it runs on a stream of its own where the caller's is that one; events order both.
 - It works in scratch memory, which all engines of an executable share: their calls take turns, by a lock among threads
   and an event among streams. So a context is never used by two calls at once either.
-- A context that was captured in a CUDA graph belongs to that graph for good. Its scratch memory comes from the graph's own
+- A context that was captured in a CUDA graph belongs to that graph and goes with it. Its scratch memory comes from the graph's own
   pool, like everything else that is allocated during a capture: graphs that share a pool, and therefore take turns, share it.
 - Outputs are fresh tensors of torch's allocator. Where their shapes depend on values, the engine asks for memory while
   it runs, which synchronises with the host; such a call can't be captured.
@@ -27,6 +27,7 @@ import torch
 
 from ...errors import BuildError, Refused
 from ...schema import Signature
+from ..captured import keep
 from .builder import Log
 from .spec import EngineSpec
 
@@ -122,7 +123,7 @@ def new_block(size_bytes: int, device: torch.device) -> torch.Tensor:
     return torch.empty(max(size_bytes, ALIGNMENT_BYTES), dtype=torch.uint8, device=device)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Context:
     """An execution context with what it was told last: shapes, address and size of its scratch memory, host values it reads."""
 
@@ -190,6 +191,7 @@ class Engine:
             self.scratch.reserve(self.scratch_bytes)
         self._contexts = {self.scratch.own.cuda_stream: self._new_context()}
         self._captured: list[_Context] = []
+        """Those in graphs of the user's, whose end isn't known here."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -200,7 +202,7 @@ class Engine:
     @property
     def memory_bytes(self) -> int:
         """Weights and the scratch memory of contexts that have their own, on the GPU, about."""
-        own = sum(not made.shared for made in (*self._contexts.values(), *self._captured))
+        own = sum(not made.shared for made in self._contexts.values())
         return self.plan_bytes + self.scratch_bytes * own
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -267,7 +269,8 @@ class Engine:
         if any(-1 in shape for shape in taken.output_shapes):
             raise Refused("the shape of an output depends on values, which a CUDA graph does not wait for")
         self._contexts = {key: made for key, made in self._contexts.items() if made is not taken}
-        self._captured.append(taken)
+        if not keep(taken):
+            self._captured.append(taken)
         block = new_block(self.scratch_bytes, self.device) if taken.shared else None
         if block is not None:
             _work_in(taken, block)
