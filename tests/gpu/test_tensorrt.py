@@ -260,6 +260,7 @@ def test_threads_on_two_streams_get_what_each_gets_alone(graph: bool) -> None:
     executable.close()
 
 
+@pytest.mark.alone
 def test_two_hundred_shapes_in_bounded_memory() -> None:
     module = on_gpu(Chain(4))
     executable = made(module, random(1, DIM), random(64, DIM), random(200, DIM), static_engines=1)
@@ -320,6 +321,7 @@ def images(count: int) -> torch.Tensor:
     return random(count, 3, 128, 128) * (4 * torch.rand(count, 1, 1, 1, device=CUDA))
 
 
+@pytest.mark.alone
 def test_graphs_share_the_scratch_memory_of_their_pool() -> None:
     module = on_gpu(Wide())
     calls = [images(n + 1) for n in range(MAX_GRAPHS)]
