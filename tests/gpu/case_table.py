@@ -56,15 +56,25 @@ OUTCOMES = Path(__file__).with_name("outcomes.toml")
 
 
 def outcomes() -> dict[str, dict[str, str]]:
-    """For each case what becomes of it with each column's candidate, as the tests expect it."""
+    """For each case what becomes of it with each column's candidate, as the tests expect it.
+
+    `right or eager` stands where that depends on times: whether a part of a module that stays on eager is tried by itself is
+    decided by its share of the module's time.
+    """
     return tomllib.loads(OUTCOMES.read_text(encoding="utf-8"))
 
 
+def as_expected(verdict: str, expected: str) -> bool:
+    return verdict in expected.split(" or ")
+
+
 def keep(column: str, verdicts: Mapping[str, str]) -> None:
-    """Write a column of outcomes.toml anew where there are verdicts."""
+    """Write a column of outcomes.toml anew where there are verdicts that it doesn't hold."""
     table = outcomes()
     for name, verdict in verdicts.items():
-        table.setdefault(name, {})[column] = verdict
+        row = table.setdefault(name, {})
+        if not as_expected(verdict, row.get(column, "")):
+            row[column] = verdict
     parts = [
         f"[{name}]\n" + "".join(f'{key} = "{value}"\n' for key, value in row.items()) for name, row in table.items()
     ]
@@ -74,9 +84,9 @@ def keep(column: str, verdicts: Mapping[str, str]) -> None:
 def compare(column: str, verdicts: Mapping[str, str]) -> int:
     """Print where verdicts differ from the table; gives how many do."""
     table = outcomes()
-    others = {name: found for name, found in verdicts.items() if table.get(name, {}).get(column) != found}
+    others = {name: found for name, found in verdicts.items() if not as_expected(found, table[name].get(column, ""))}
     for name, found in others.items():
-        print(f"{name}: {found}, but {column} in {OUTCOMES.name} says {table.get(name, {}).get(column, 'nothing')}")
+        print(f"{name}: {found}, but {column} in {OUTCOMES.name} says {table[name].get(column, 'nothing')}")
     return len(others)
 
 

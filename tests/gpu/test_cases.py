@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
-from case_table import ALL, NAMES, WRONG, outcomes, run_on_gpu
+from case_table import ALL, NAMES, WRONG, as_expected, outcomes, run_on_gpu
 
 from aitune_lab.backends.tensorrt import TensorRTBackend
 from aitune_lab.schema import Candidate
@@ -40,15 +38,14 @@ def _rows() -> list[object]:
 @pytest.mark.parametrize(("name", "backend"), _rows())
 def test_a_case_in_a_graph_is_right_or_stays_on_eager_as_the_table_says(name: str, backend: str) -> None:
     verdict, reasons = run_on_gpu(name, CANDIDATES[backend])
-    assert verdict == TABLE[name][backend], reasons
+    assert as_expected(verdict, TABLE[name][backend]), (verdict, reasons)
     assert verdict != "eager" or reasons, "eager needs a reason"
 
 
 @pytest.mark.parametrize("backend", CANDIDATES)
 def test_refusing_is_the_exception(backend: str) -> None:
     column = {name: row[backend] for name, row in TABLE.items() if backend in row}
-    counts = Counter(column.values())
-    assert not any(counts[verdict] for verdict in WRONG)
+    assert not any(verdict in outcome for outcome in column.values() for verdict in WRONG)
     if column:
         assert set(column) == set(ALL)
         assert sum(column[name] == "right" for name in NAMES) >= LEAST_RIGHT[backend]
