@@ -113,7 +113,8 @@ def outputs(target: Any, inputs: list[Any], drain: bool) -> list[Any]:
 def run_on_gpu(name: str, candidate: Candidate) -> tuple[str, list[str]]:
     """(`right`, `eager`, `not for CUDA` or `WRONG`, reasons): tuned with one candidate, compared with an untouched copy.
 
-    Of a candidate in a lower precision what counts is its relative error, and the case's own check.
+    Of a candidate in a lower precision what counts is its relative error, and the own check of cases that are about float16:
+    those of others allow for roundings of the module's own dtype only.
     """
     drain = bool(load(name)()[2].get("drain"))
     plain, plain_inputs, notes = made(name)
@@ -141,7 +142,7 @@ def run_on_gpu(name: str, candidate: Candidate) -> tuple[str, list[str]]:
     wrong = [d for d in differences if d is not None]
     dispatched = stats(target).dispatched
     unwrap(target)
-    if dispatched and lower and "check" in notes:
+    if dispatched and lower and "check" in notes and str(notes["kind"]).startswith("fp16"):
         try:
             notes["check"](load(name)()[0], on_cpu(fresh), on_cpu(actual))
         except AssertionError as error:
