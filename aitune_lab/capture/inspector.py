@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .._display import Printed
 from ..errors import DataError, TargetError, with_article
 from ..schema import leaf_label
 from .calls import CallForm
@@ -68,7 +69,7 @@ class InspectedModule:
 
 
 @dataclass
-class Inspection:
+class Inspection(Printed):
     """The result of `inspect`: a table of modules, which of them to tune, and the target's own time."""
 
     target: Any

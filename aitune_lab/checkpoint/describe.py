@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from .._display import Printed
 from ..schema import Manifest, ModuleIdentity, SavedChoice
 from ..schema.trial import PointResult
 from ..store.trust import is_trusted
@@ -13,7 +14,7 @@ from .report import module_name, printable
 
 
 @dataclass(frozen=True)
-class Description:
+class Description(Printed):
     """What a file says about itself; prints as text for people.
 
     Attributes:

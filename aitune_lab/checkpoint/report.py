@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from .._display import Printed
 from ..schema import Comparison, Measurement
 
 LoadStatus = Literal["loaded", "rebuilt", "deferred", "eager"]
@@ -89,7 +90,7 @@ class PointTest:
 
 
 @dataclass(frozen=True)
-class LoadReport:
+class LoadReport(Printed):
     """What `load` did. `trusted_by` says why code entries were used, None if the file is not trusted."""
 
     file: str
@@ -131,7 +132,7 @@ class CheckedChoice:
 
 
 @dataclass(frozen=True)
-class CheckReport:
+class CheckReport(Printed):
     """What `check` found: every entry's hash was right (else it raises), and what holds here."""
 
     file: str

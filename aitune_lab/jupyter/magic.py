@@ -11,6 +11,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
+from .._display import Printed
 from ..capture.inspector import Inspection, inspect
 from ..errors import AituneError, DataError, TargetError
 from ..report.doctor import examine, findings_text
@@ -30,7 +31,7 @@ MODEL = "(model)"
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Printed):
     """A few lines of text that show themselves; `value` is what they are about."""
 
     text: str
@@ -43,7 +44,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class PlanShown:
+class PlanShown(Printed):
     """A plan as TOML, and its rules in words."""
 
     plan: Plan
@@ -65,7 +66,7 @@ _RAN = (
 
 
 @dataclass(frozen=True)
-class CellExecuted:
+class CellExecuted(Printed):
     """What a cell executed: for each name its inspection, and the commands that tune it."""
 
     inspections: Mapping[str, Inspection]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from .._display import Printed
 from ..backends.base import BuildJob, Executable
 from ..capture.interrupts import guarded
 from ..capture.swap import SwappedMethod, keep, kept, restore, swap
@@ -315,7 +316,7 @@ class MethodStats:
 
 
 @dataclass(frozen=True)
-class Stats:
+class Stats(Printed):
     """What tuned calls did since tuning: by signature, and what ran the original and why."""
 
     signatures: tuple[SignatureStats, ...]

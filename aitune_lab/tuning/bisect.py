@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import torch
 
+from .._display import Printed
 from ..backends.base import Backend, BuildJob
 from ..capture.data import Understood, understand
 from ..capture.inspector import Inspection, ModuleRow, inspect, run_item, takes
@@ -71,7 +72,7 @@ class BisectRow:
 
 
 @dataclass(frozen=True)
-class Bisection:
+class Bisection(Printed):
     """What `bisect` found. Shows itself as the sentence and a table.
 
     Attributes:

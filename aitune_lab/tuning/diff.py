@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist, median
 from typing import Any, Literal
 
+from .._display import Printed
 from ..measure.significance import holm
 from ..schema import Candidate, Choice, ErrorClass, Measurement, Point, Trial, to_data
 from .run_report import Run, RunReport, report_of
@@ -103,7 +104,7 @@ class EndToEndChange:
 
 
 @dataclass(frozen=True)
-class RunDiff:
+class RunDiff(Printed):
     """What changed from one run to another. Shows itself as tables; `to_dataframe()` gives the figures.
 
     Attributes:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._display import Printed
 from ..capture.data import Understood, understand
 from ..capture.inspector import run_item, takes
 from ..capture.recorder import clone_leaf
@@ -39,7 +40,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class EndToEnd:
+class EndToEnd(Printed):
     """What the tuned target is worth as a whole: measured, not estimated.
 
     Attributes:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .._display import Printed
 from ..schema import Candidate, ErrorClass
 from .strategies.words import milliseconds, number, size, times
 
@@ -72,7 +73,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Printed):
     """What a mix would give for the whole target: an estimate, whatever its digits say.
 
     Attributes:
@@ -152,7 +153,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class SideBySide:
+class SideBySide(Printed):
     """Several mixes of one run, in the order given."""
 
     estimates: tuple[Estimate, ...]
@@ -190,7 +191,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class MixDifference:
+class MixDifference(Printed):
     """What the second of two mixes does otherwise. What both share cancels, its uncertainty too.
 
     Attributes:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .._display import Printed
 from ..capture.data import understand
 from ..capture.inspector import takes
 from ..capture.state import preserved
@@ -54,7 +55,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(Printed):
     """Where a target's time goes. Shows itself as tables; `to_dataframe()` gives the regions.
 
     Attributes:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .._display import Printed
 from ..schema import Choice, Event, Plan, Signature, Trial
 from .endtoend import EndToEnd
 from .recall import Counts
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TuneResult:
+class TuneResult(Printed):
     """Choices, trials and events of a run. Shows itself as tables; `to_dataframe()` gives the trials.
 
     Attributes:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from .._display import Printed
 from ..errors import DataError
 from ..schema import Choice, Event, Fingerprint, Plan, Trial, from_data, to_data, to_json
 from .endtoend import EndToEnd
@@ -24,7 +25,7 @@ REPORT_VERSION = 1
 
 
 @dataclass(frozen=True)
-class RunReport:
+class RunReport(Printed):
     """Everything that a run came to, without its single events.
 
     Attributes:

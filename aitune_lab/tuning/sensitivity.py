@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .._display import Printed
 from ..backends import registry
 from ..backends.base import Backend
 from ..capture.data import understand
@@ -67,7 +68,7 @@ class LayerSensitivity:
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(Printed):
     """Error and time by layer, the most harmful first, and which layers may be replaced together within the budget.
 
     `replaced` and `left` are paths; `comparison` is of the module with all of `replaced` replaced, None if that is none;

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from .._display import Printed
 from ..capture.inspector import inspect
 from ..errors import AituneWarning, BuildError, PlanError
 from ..isolation import Children
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Printed):
     """A mix as measured on the whole target, beside what was estimated for it.
 
     Attributes:

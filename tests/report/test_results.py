@@ -71,6 +71,12 @@ class Tags(HTMLParser):
         self.tags.add(tag)
 
 
+def test_a_terminal_shows_what_print_does(result: TuneResult) -> None:
+    from IPython.lib.pretty import pretty
+
+    assert pretty(result) == str(result)
+
+
 def test_html_is_bare_and_escaped(result: TuneResult) -> None:
     evil = TuneResult(
         result.choices, result.trials, {EVIL: EVIL}, result.plan, result.events, understood=EVIL, seconds=1.0
