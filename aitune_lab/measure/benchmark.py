@@ -39,6 +39,12 @@ class Timing:
     measurements: Mapping[str, Measurement]
     blocks_ms: Mapping[str, tuple[float, ...]]
 
+    def joined(self, later: Timing) -> Timing:
+        """The rounds of both; the measurements are the later ones'. Raises KeyError if a label is missing there."""
+        return Timing(
+            later.measurements, {label: blocks + later.blocks_ms[label] for label, blocks in self.blocks_ms.items()}
+        )
+
 
 @dataclass
 class _Track:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..capture.inspector import InspectedModule
 from ..errors import PlanError
 from ..measure.benchmark import Timing
-from ..measure.verdict import faster
+from ..measure.verdict import Verdict, faster
 from ..runtime.installed import InstalledExecutable
 from ..schema import Candidate, Choice, Plan, Point, PointResult, Rule, Trial
 from .bench import Bench
@@ -26,6 +26,10 @@ ALPHA = 0.01
 LOOK_BLOCKS = 24
 """Of a second look at a large gain; a smaller one gets as many as the limits allow."""
 LARGE_GAIN = 1.15
+MORE_ROUNDS = 3
+"""How many times as many rounds a second look adds if it is left in doubt."""
+FUTILE_P_VALUE = 0.25
+"""A second look that comes to more than this is over: more rounds would not make a gain of it."""
 
 
 @dataclass
@@ -172,25 +176,40 @@ class Race:
     def _second_look(self, trial: Trial, strategy: Strategy, eager: Trial) -> tuple[bool, float]:
         """Fresh blocks at the points that decide: the candidate must be faster again, weighted as the first time.
 
-        Gives whether it was, and the test's p-value: NaN if other load disturbed the look.
+        Gives whether it was, and the test's p-value: NaN if other load disturbed the look. A look left in doubt goes on
+        once: each of the two tests, the second over all rounds, gets half of α, so that going on finds no gains in noise
+        (Bonferroni; giving up early only lowers the error rate).
         """
         label = trial.candidate.label
         points = strategy.decisive_points(trial, eager, self.context)
         weights = {p.point: p.weight if len(points) > 1 else 1.0 for p in trial.points}
-        # More rounds than the first look stops at: with a dozen, one noisy round hides a gain of 15 %. How many is settled
-        # by the first look alone: a test that goes on until it likes what it sees would find gains in noise.
+        # More rounds than the first look stops at: with a dozen, one noisy round hides a gain of 15 %.
         limits = self.bench.limits
         gains = [p.speedup for p in trial.points if p.point in points and p.speedup is not None]
         enough = LOOK_BLOCKS if gains and min(gains) >= LARGE_GAIN else limits.max_blocks
-        longer = replace(
-            self.bench, limits=replace(limits, min_blocks=min(max(enough, limits.min_blocks), limits.max_blocks))
-        )
-        timings = {point: time_point(longer, self.built[label], point, seed=1) for point in points}
-        alpha = ALPHA / max(1, len(self.listed.candidates) - len(self.context.confirmed))
-        verdict = faster(weighted_sum(timings, weights, (label, "eager")), label, "eager", alpha=alpha)
+        rounds = min(max(enough, limits.min_blocks), limits.max_blocks)
+        alpha = ALPHA / max(1, len(self.listed.candidates) - len(self.context.confirmed)) / 2
+        timings = self._fresh(label, points, rounds, seed=1)
+        verdict = self._verdict(label, timings, weights, alpha)
+        if verdict is not None and not verdict.is_faster and verdict.p_value <= FUTILE_P_VALUE:
+            more = self._fresh(label, points, MORE_ROUNDS * rounds, seed=2)
+            timings = {point: timing.joined(more[point]) for point, timing in timings.items()}
+            verdict = self._verdict(label, timings, weights, alpha)
+        return (False, math.nan) if verdict is None else (verdict.is_faster, verdict.p_value)
+
+    def _fresh(self, label: str, points: Iterable[Point], rounds: int, *, seed: int) -> dict[Point, Timing]:
+        """A candidate and eager timed anew at points, with that many rounds as far as the time limit allows."""
+        limits = replace(self.bench.limits, min_blocks=rounds, max_blocks=rounds)
+        return {point: time_point(self.bench, self.built[label], point, seed=seed, limits=limits) for point in points}
+
+    @staticmethod
+    def _verdict(
+        label: str, timings: Mapping[Point, Timing], weights: Mapping[Point, float], alpha: float
+    ) -> Verdict | None:
+        """Whether a candidate is faster than eager over these points; None if other load disturbed it."""
         if any(m.disturbed for timing in timings.values() for m in timing.measurements.values()):
-            return False, math.nan
-        return verdict.is_faster, verdict.p_value
+            return None
+        return faster(weighted_sum(timings, weights, (label, "eager")), label, "eager", alpha=alpha)
 
     def decide_pin(self, rule: Rule) -> Decision:
         """The pinned candidate. Raises PlanError, with figures, if it can't be kept."""
